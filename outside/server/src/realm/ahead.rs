@@ -16,11 +16,8 @@ use ring3_layout::region::CONTROL_OFFSET;
 use ring3_patch::{NEAR_BYTES_MAX, STUB_BYTES_MAX, Tactic};
 
 use super::Shared;
-use super::batch::Batch;
-use super::code_memory::STOPPED_TWICE_THREADS_MAX;
 use super::process::value_from;
-use super::site::{CaughtCalls, WantedSite};
-use super::sites::WITHIN_JUMP;
+use super::sites::{Batch, CaughtCalls, STOPPED_TWICE_THREADS_MAX, WITHIN_JUMP, WantedSite};
 use super::syscalls::WantedCall;
 use super::target::Target;
 

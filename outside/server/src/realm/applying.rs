@@ -8,11 +8,11 @@ use ring3_inject as inject;
 use ring3_uapi::Errno;
 
 use super::executions::is_held;
-use super::modules::{ANALYSIS_AT_ONCE, FileKey, likely_key_of};
+use super::files::{ANALYSIS_AT_ONCE, FileKey, likely_key_of};
 use super::process::{RetryDelay, code_of};
 use super::terminal::ReportTo;
 use super::tracer::{Actor, Command, LONG};
-use super::{Refusal, modules};
+use super::{Refusal, files};
 
 /// What is in the way for a moment only is tried again after so many milliseconds each, while everybody else waits.
 const MOMENTS_MS: [u64; 4] = [1, 2, 4, 8];
@@ -96,7 +96,7 @@ impl Actor {
         }
         let (shared, sender) = (self.shared.clone(), self.sender.clone());
         let work = move || {
-            modules::analyse_awaited(&shared.modules);
+            files::analyse_awaited(&shared.modules);
             sender.send(Command::Requests);
         };
         if let Err(error) = std::thread::Builder::new().name("ring3-files".into()).spawn(work) {

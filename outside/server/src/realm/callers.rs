@@ -8,7 +8,7 @@ use ring3_layout::syscall::{SyscallSite, SyscallTables, TABLES_OFFSET};
 use ring3_layout::thread::StateHeader;
 use ring3_patch::{CallerLinks, JUMP_BYTES, Replaced, Routine, SyscallPlan};
 
-use super::tables::in_agent;
+use super::sites::in_agent;
 use super::target::Target;
 
 impl Target {

@@ -17,7 +17,7 @@ use ring3_uapi::Errno;
 use super::map_sources::{opened_for_targets, sources};
 use super::process::SharedFile;
 use super::refusal::refusal_of;
-use super::site::places;
+use super::sites::places;
 use super::target::{Link, Target};
 use super::{AttachmentId, LinkSpec, MapFile, MapSlot, Point, Refusal, Shared};
 use crate::rights::{Identity, Subject};

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
-use super::modules::ANALYSIS_AT_ONCE;
+use super::files::ANALYSIS_AT_ONCE;
 use super::refusal::refusal_of;
 use super::target::{Link, Target};
 use super::terminal::{ReportTo, Terminal};

@@ -20,9 +20,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
 use super::doorbell::EventFd;
+use super::files::FileId;
 use super::process::{all_processes, code_of};
 use super::raw_executions::{Executions, Mark, Told};
-use super::raw_file_id::FileId;
 use super::tracer::{Command, CommandSender};
 use super::{Point, process};
 

@@ -7,10 +7,8 @@ use std::os::unix::fs::FileExt;
 
 use ring3_inject as inject;
 
-use super::libraries::is_c_library;
-use super::modules::file_of;
+use super::files::{file_of, is_c_library, regular_file};
 use super::process::{code_of, read_process};
-use super::regular_file;
 use super::target::{STOP_WITHIN, Target};
 
 /// How the memfds of ring3 begin in `/proc/PID/maps`, and where descriptors lead.

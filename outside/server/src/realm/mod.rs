@@ -4,42 +4,29 @@
 //! one thread, the tracer (`tracer.rs`), since ptrace belongs to a thread; calls are handed to it and
 //! answered. Shared tables (map slots, text, doorbells) are kept here under short locks.
 
-mod actions;
 mod ahead;
 mod applying;
 mod attaching;
-mod batch;
-mod breakpoints;
 mod budget;
 mod callers;
-mod cancellation;
-mod code_file;
-mod code_memory;
-mod counters;
 mod domains;
 mod doorbell;
 mod ends;
 mod executions;
 mod explain;
 mod extension;
-mod faults;
+mod files;
 mod filters;
 mod finder;
 mod forks;
 mod garbage;
-mod gates;
 mod hosted;
 mod interest;
-mod layers;
 mod leftovers;
 mod letting_go;
-mod libraries;
 mod map_sources;
-mod masks;
 mod meant;
-mod modules;
 mod named;
-mod one_byte;
 mod orphans;
 mod owners;
 mod placing;
@@ -49,20 +36,16 @@ mod program_faults;
 mod program_process;
 mod protection;
 mod raw_executions;
-mod raw_file_id;
 mod recovery;
 mod refusal;
-mod regular_file;
 mod requests;
 mod restore_calls;
+mod signals;
 mod single;
-mod site;
 mod sites;
 mod status;
-mod stubs;
 mod sud;
 mod syscalls;
-mod tables;
 mod takes;
 mod target;
 mod task;
@@ -70,9 +53,7 @@ mod terminal;
 mod test_run;
 mod text;
 mod tracer;
-mod traps;
 mod unseen;
-mod unwind;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -99,15 +80,14 @@ pub use domains::Domain;
 pub use doorbell::EventFd;
 pub use explain::{Explained, explain, survey};
 pub use extension::ExtensionClass;
+pub use files::{FileId, plan_file};
 pub use finder::Watch;
 pub use hosted::{EventSpec, HostedEvent, HostedProgram};
 pub(crate) use hosted::{field_of, put};
-pub use modules::plan_file;
 pub use named::PerfFiles;
 pub use owners::{Death, number_of_process, process_named};
 pub(crate) use process::{futex_wake, leader};
 pub use protection::{Isolation, has_protection_keys};
-pub use raw_file_id::FileId;
 pub use refusal::Refusal;
 pub use ring3_run::possible_cpus;
 pub use status::{SiteStatus, TargetStatus};
@@ -384,7 +364,7 @@ struct Shared {
     agent: process::SharedFile,
     domains: domains::Domains,
     text: text::TextStore,
-    unwind: unwind::UnwindStore,
+    unwind: files::UnwindStore,
     doorbells: doorbell::Doorbells,
     namespaces: owners::Namespaces,
     deaths: owners::Deaths,
@@ -399,9 +379,9 @@ struct Shared {
     has_targets: AtomicBool,
     let_go: Mutex<VecDeque<NotTraced>>,
     /// What is known of executable files: a file is read once, mostly before a target is stopped.
-    modules: Mutex<modules::Modules>,
+    modules: Mutex<files::Modules>,
     /// The system calls of the kernel's own code in processes, which is the same in all.
-    vdso: Option<modules::SyscallPlans>,
+    vdso: Option<files::SyscallPlans>,
     trace: Mutex<TraceLog>,
     /// Processes that have loaded programs, and when they were started (clock ticks since boot).
     loaders: Mutex<BTreeMap<u32, Option<u64>>>,
@@ -451,7 +431,7 @@ impl Realm {
             agent,
             domains: domains::Domains::new()?,
             text: text::TextStore::new(perf)?,
-            unwind: unwind::UnwindStore::new()?,
+            unwind: files::UnwindStore::new()?,
             doorbells: doorbell::Doorbells::new(),
             namespaces: owners::Namespaces::new(),
             deaths: owners::Deaths::new()?,
@@ -461,7 +441,7 @@ impl Realm {
             has_targets: AtomicBool::new(false),
             let_go: Mutex::default(),
             modules: Mutex::default(),
-            vdso: modules::vdso_calls(),
+            vdso: files::vdso_calls(),
             trace: Mutex::default(),
             loaders: Mutex::default(),
             looked: Mutex::default(),
@@ -656,14 +636,14 @@ impl Realm {
     /// Whether the instructions at `offsets` of `file` (or the returns from there, with `ret`) can be probed at all.
     pub fn check_sites(&self, file: &Path, offsets: &[u64], ret: bool) -> Result<(), Refusal> {
         // (Who asks waits; others do not.)
-        let awaited = modules::Modules::key(file).ok().and_then(|key| self.shared.modules().awaits(key, file));
+        let awaited = files::Modules::key(file).ok().and_then(|key| self.shared.modules().awaits(key, file));
         if let Some(key) = awaited {
             self.tracer.send(Command::AnalyseFiles);
             while self.shared.modules().is_awaited(&key) {
                 std::thread::sleep(ANALYSED_EVERY);
             }
         }
-        offsets.iter().try_for_each(|offset| modules::check_site(&mut self.shared.modules(), file, *offset, ret))
+        offsets.iter().try_for_each(|offset| files::check_site(&mut self.shared.modules(), file, *offset, ret))
     }
 
     /// Makes a running process a target. With no `following` it is one as long as a link is for it or its family, and so are its
@@ -678,7 +658,7 @@ impl Realm {
         // (A static ring3 makes the call that executes the program itself.)
         let asked = match following {
             Some(following) => takes::Asked::User(following),
-            None if before_program && libraries::maps_c_library(pid) => takes::Asked::BeforeProgram,
+            None if before_program && files::maps_c_library(pid) => takes::Asked::BeforeProgram,
             None => takes::Asked::Name,
         };
         self.tracer.ask(|reply| Command::AddTarget(pid, asked, of_family, reply))?
@@ -773,7 +753,7 @@ impl Realm {
 }
 
 impl Shared {
-    fn modules(&self) -> MutexGuard<'_, modules::Modules> {
+    fn modules(&self) -> MutexGuard<'_, files::Modules> {
         self.modules.lock().expect("no panic under this lock")
     }
 

@@ -19,7 +19,7 @@ use ring3_names::{Function, Names};
 
 use super::Shared;
 use super::process::SharedFile;
-use super::site::Site;
+use super::sites::Site;
 use super::target::Target;
 
 /// Room for symbols and lines behind what is mapped; what needs more goes without.

@@ -7,8 +7,7 @@ use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_uapi::Errno;
 
-use super::site::{CaughtCalls, Place, Use, WantedSite};
-use super::sites::Unplaced;
+use super::sites::{CaughtCalls, Place, Unplaced, Use, WantedSite};
 use super::target::{Link, Target, refuse};
 use super::{AttachmentId, Refusal, Shared};
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ring3_inject as inject;
 
-use super::raw_file_id::FileId;
+use super::files::FileId;
 
 /// `PATH_MAX`.
 const PATH_BYTES_MAX: usize = 4096;

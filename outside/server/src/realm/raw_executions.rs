@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::raw_file_id::FileId;
+use super::files::{FileId, regular_file};
+use super::privileges;
 use super::tracer::Ready;
-use super::{privileges, regular_file};
 
 /// Who executes a program waits so long for the server at most.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);

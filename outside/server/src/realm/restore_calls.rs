@@ -10,8 +10,8 @@ use ring3_layout::syscall::{
 use ring3_patch::{CallerLinks, JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan};
 
 use super::callers::replaced_at;
-use super::masks::sud_trampoline;
 use super::process::{put_back, table_until};
+use super::signals::sud_trampoline;
 
 /// Puts the bytes of all sites back that the table in a process's control page names, and moves threads out of what belongs
 /// to them.

@@ -13,10 +13,9 @@ use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_patch::JUMP_BYTES;
 
-use super::modules::Modules;
+use super::files::Modules;
 use super::refusal::refusal_of;
-use super::site::{Place, Use, WantedSite, places};
-use super::sites::Unplaced;
+use super::sites::{Place, Unplaced, Use, WantedSite, places};
 use super::target::{Link, STOP_WITHIN, Target, refuse};
 use super::terminal::ReportTo;
 use super::tracer::{Actor, LONG};

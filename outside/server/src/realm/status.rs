@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::AttachmentId;
 use super::process::{read_process, read_value};
-use super::site::Site;
+use super::sites::Site;
 use super::target::{Link, Target};
 
 /// A site for `ring3 status -v`.

@@ -21,15 +21,13 @@ use ring3_layout::thread::ThreadBlock;
 use ring3_patch::JUMP_BYTES;
 use ring3_uapi::{Errno, nr};
 
-use super::actions::{action_of, field, read_word, set_action, write_flag};
-use super::masks::masks_are_stable;
-use super::modules::file_of;
+use super::Refusal;
+use super::files::file_of;
 use super::process::{Cleaning, own_pid, read_process, read_value};
 use super::refusal::refusal_of;
-use super::site::CaughtCalls;
-use super::tables::in_agent;
+use super::signals::{action_of, actions, field, masks_are_stable, read_word, set_action, write_flag};
+use super::sites::{CaughtCalls, in_agent};
 use super::target::{STOP_WITHIN, Target};
-use super::{Refusal, actions};
 
 /// Attempts to find a process in a state in which the fallback can be enabled or disabled, and pauses between them.
 const ATTEMPTS: u32 = 100;

@@ -24,18 +24,14 @@ use ring3_patch::{JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan, TrampolineL
 use ring3_uapi::Errno;
 use ring3_uapi::nr;
 
-use super::batch::Batch;
 use super::callers::number_of;
-use super::code_memory::CodeMemory;
+use super::files::{Modules, SyscallPlans, is_dynamic_loader, likely_key_of};
 use super::interest::{
     CallSeries, SyscallInterest, concerns_sud, concerns_traps, is_always, is_of_event, may_change_masks,
 };
-use super::libraries::is_dynamic_loader;
-use super::modules::{Modules, SyscallPlans, likely_key_of};
 use super::process::{put_back, read_process};
 use super::refusal::refusal_of;
-use super::site::{CaughtCalls, is_written};
-use super::tables::in_agent;
+use super::sites::{Batch, CaughtCalls, CodeMemory, in_agent, is_written};
 use super::target::{Link, Target};
 use super::unseen::Unseen;
 use super::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallContext, sud};

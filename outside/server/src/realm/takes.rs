@@ -11,11 +11,11 @@ use ring3_inject as inject;
 use ring3_uapi::Errno;
 
 use super::executions::InheritedState;
+use super::files::FileId;
 use super::finder::Wanted;
 use super::meant::{check_reach, holds, is_of_family};
 use super::process::{Maker, code_of};
-use super::raw_file_id::FileId;
-use super::site::maps;
+use super::sites::maps;
 use super::target::{Link, Target};
 use super::terminal::{ReportTo, Terminal, report_untraced};
 use super::tracer::{Actor, Command};

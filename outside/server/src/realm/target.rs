@@ -24,12 +24,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::ahead::Ahead;
 use super::ends::Life;
 use super::extension::Extensions;
-use super::faults::FaultState;
+use super::files::{Modules, Program, VdsoClock, likely_file_of, vdso_clock};
 use super::forks::WitnessFile;
 use super::hosted::Host;
-use super::libraries::{Program, VdsoClock, vdso_clock};
 use super::map_sources::{opened_for_targets, sources};
-use super::modules::{Modules, likely_file_of};
 use super::named::PerfMap;
 use super::owners::Death;
 use super::placing::{Calls, Series};
@@ -38,14 +36,15 @@ use super::program_faults::FaultCount;
 use super::protection::Protection;
 use super::refusal::refusal_of;
 use super::requests::Budget;
+use super::signals::{FaultState, TrapState};
 use super::single::Settled;
-use super::site::{Place, RangeAllocator, Site, Use, WantedSite, place_in, places, taken};
-use super::stubs::{Area, FIRST_STUB_AREA_BYTES, RelayPage};
+use super::sites::{
+    Area, FIRST_STUB_AREA_BYTES, Place, RangeAllocator, RelayPage, Site, Use, WantedSite, attachment_flags, in_agent,
+    place_in, places, taken,
+};
 use super::sud::SudFallback;
 use super::syscalls::{Syscalls, WantedCalls};
-use super::tables::{attachment_flags, in_agent};
 use super::terminal::Terminal;
-use super::traps::TrapState;
 use super::{AttachmentId, Domain, Following, LinkSpec, MapSlot, Point, Refusal, Shared, process};
 use crate::rights::Subject;
 

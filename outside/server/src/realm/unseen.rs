@@ -5,7 +5,7 @@
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
-use super::modules::{Modules, likely_key_of};
+use super::files::{Modules, likely_key_of};
 use super::target::Target;
 use super::tracer::Actor;
 use super::{Refusal, Shared};

@@ -14,38 +14,39 @@ use ring3_uapi::Errno;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::refusal::refusal_of;
-use super::target::{Link, STOP_WITHIN, Target};
-use super::{AttachmentId, Refusal, Shared, actions};
+use super::actions;
+use crate::realm::refusal::refusal_of;
+use crate::realm::target::{Link, STOP_WITHIN, Target};
+use crate::realm::{AttachmentId, Refusal, Shared};
 
 const SIGTRAP: u64 = 5;
 
 /// What the server knows of a target's `int3`s.
 #[derive(Clone, Debug, Default)]
-pub(super) struct TrapState {
+pub(in crate::realm) struct TrapState {
     /// There are some, or were to be: calls that change masks go through trampolines.
-    pub(super) wanted: bool,
+    pub(in crate::realm) wanted: bool,
     /// SIGTRAP is taken, and blocked nowhere.
-    pub(super) armed: bool,
+    pub(in crate::realm) armed: bool,
     /// Why there will be none, whatever happens.
-    pub(super) given_up: Option<String>,
+    pub(in crate::realm) given_up: Option<String>,
 }
 
 impl TrapState {
     /// Whether there may be some now.
-    pub(super) fn is_ready(&self) -> bool {
+    pub(in crate::realm) fn is_ready(&self) -> bool {
         self.armed && self.given_up.is_none()
     }
 }
 
 /// Gives SIGTRAP back, in a process in which no site is an `int3` any more. False: a thread may still come from one.
-pub(super) fn disable(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
+pub(in crate::realm) fn disable(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
     actions::give_back_for_good(stopped, region, &[SIGTRAP])
 }
 
 impl Target {
     /// Makes the stopped process ready for sites that are an `int3`.
-    pub(super) fn prepare_traps(
+    pub(in crate::realm) fn prepare_traps(
         &mut self,
         stopped: &mut inject::Stopped,
         shared: &Shared,
@@ -80,7 +81,7 @@ impl Target {
     }
 
     /// Tells the agent where a thread goes on that comes from the `int3` at an address.
-    pub(super) fn set_trap(&self, address: u64, stub: u64) -> Result<(), Refusal> {
+    pub(in crate::realm) fn set_trap(&self, address: u64, stub: u64) -> Result<(), Refusal> {
         let behind = address + 1;
         let place = |at: usize| TRAPS_OFFSET + (at * size_of::<Trap>()) as u64;
         let word = |at: usize| self.control.word(place(at) + offset_of!(Trap, behind) as u64);
@@ -92,7 +93,7 @@ impl Target {
     }
 
     /// The process is about to block SIGTRAP unseen: no site is an `int3` from now on.
-    pub(super) fn abandon_traps(&mut self, why: &str) {
+    pub(in crate::realm) fn abandon_traps(&mut self, why: &str) {
         self.traps.given_up = Some(why.to_owned());
         let traps: Vec<u64> = self
             .sites

@@ -3,13 +3,13 @@
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
-use super::Refusal;
+use crate::realm::Refusal;
 
 /// A process that has more threads is attached, and detached, in one stop if possible: to stop the threads takes longer than all else.
-pub(super) const STOPPED_TWICE_THREADS_MAX: usize = 64;
+pub(in crate::realm) const STOPPED_TWICE_THREADS_MAX: usize = 64;
 
 /// Where code is written to: a process that is stopped, or one that runs.
-pub(super) trait CodeMemory {
+pub(in crate::realm) trait CodeMemory {
     /// Writes code.
     ///
     /// # Errors

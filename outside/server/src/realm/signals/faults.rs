@@ -12,12 +12,13 @@ use ring3_inject as inject;
 use ring3_layout::sud::{FAULT_BITS, SudState};
 use ring3_uapi::Errno;
 
+use super::actions;
 use super::actions::{field, write_flag};
-use super::process::read_value;
-use super::refusal::refusal_of;
-use super::site::Site;
-use super::target::{Link, STOP_WITHIN, Target};
-use super::{AttachmentId, Refusal, Shared, actions};
+use crate::realm::process::read_value;
+use crate::realm::refusal::refusal_of;
+use crate::realm::sites::Site;
+use crate::realm::target::{Link, STOP_WITHIN, Target};
+use crate::realm::{AttachmentId, Refusal, Shared};
 
 /// SIGSEGV and SIGBUS.
 const SIGNALS: [u64; 2] = [11, 7];
@@ -26,7 +27,7 @@ const TRIES_MAX: u32 = 12;
 
 /// What the server knows of a target's faults.
 #[derive(Clone, Debug, Default)]
-pub(super) struct FaultState {
+pub(in crate::realm) struct FaultState {
     /// Displaced instructions may fault, and the process is to find the faults at the original ones.
     wanted: bool,
     /// SIGSEGV and SIGBUS are taken, and blocked nowhere.
@@ -39,13 +40,13 @@ pub(super) struct FaultState {
 
 impl FaultState {
     /// Whether the process finds faults of displaced instructions at the original ones.
-    pub(super) fn is_ready(&self) -> bool {
+    pub(in crate::realm) fn is_ready(&self) -> bool {
         self.armed && self.given_up.is_none()
     }
 }
 
 /// Gives the signals back. False: a thread may still rely on them. No thread is inside the agent.
-pub(super) fn disable(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
+pub(in crate::realm) fn disable(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
     let given = actions::give_back_for_good(stopped, region, &SIGNALS)?;
     if given {
         write_flag(stopped, field(region, offset_of!(SudState, catches_faults)), false)?;
@@ -56,7 +57,7 @@ pub(super) fn disable(stopped: &mut inject::Stopped, region: u64) -> Result<bool
 impl Target {
     /// Whether the agent handles faults here, or should because programs read memory. (Once it has their handlers it is to see what
     /// the process makes of them, also if it has given up.)
-    pub(super) fn wants_faults(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
+    pub(in crate::realm) fn wants_faults(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
         let may_be = self.faults.given_up.is_none();
         // (It is asked at each of thousands of links, most of which may read nothing.)
         let reads =
@@ -66,7 +67,7 @@ impl Target {
 
     /// A process that handles faults, now or later, is to find those of displaced instructions at the original ones, if that is
     /// possible.
-    pub(super) fn see_faults(
+    pub(in crate::realm) fn see_faults(
         &mut self,
         stopped: &mut inject::Stopped,
         shared: &Shared,
@@ -82,7 +83,7 @@ impl Target {
     }
 
     /// Makes the stopped process ready for sites whose displaced instructions may fault where it must know where.
-    pub(super) fn prepare_faults(
+    pub(in crate::realm) fn prepare_faults(
         &mut self,
         stopped: &mut inject::Stopped,
         shared: &Shared,
@@ -105,12 +106,12 @@ impl Target {
     }
 
     /// Whether they are to, and do not.
-    pub(super) fn lacks_faults(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
+    pub(in crate::realm) fn lacks_faults(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
         !self.faults.armed && self.wants_faults(links)
     }
 
     /// How programs read memory, for `ring3 status -v`.
-    pub(super) fn reads_how(&self) -> Option<String> {
+    pub(in crate::realm) fn reads_how(&self) -> Option<String> {
         match &self.faults {
             FaultState { given_up: Some(why), .. } => Some(format!("by system calls: {why}")),
             FaultState { armed: true, .. } => {
@@ -126,7 +127,7 @@ impl Target {
 
     /// Makes the agent handle faults in the stopped process, whose calls that change signal masks are seen. It is tried again where
     /// only a moment is in the way ([`Target::lacks_faults`]).
-    pub(super) fn take_faults(
+    pub(in crate::realm) fn take_faults(
         &mut self,
         stopped: &mut inject::Stopped,
         shared: &Shared,
@@ -193,7 +194,7 @@ impl Target {
     }
 
     /// The process is about to block these signals unseen.
-    pub(super) fn abandon_faults(&mut self, why: &str) {
+    pub(in crate::realm) fn abandon_faults(&mut self, why: &str) {
         if self.faults.given_up.is_some() {
             return;
         }

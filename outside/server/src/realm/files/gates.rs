@@ -1,6 +1,6 @@
 //! `int $0x80` in the code of a file.
 
-use super::code_file::{CodeFile, between, is_reached};
+use super::code::{CodeFile, between, is_reached};
 
 /// Bytes that look like `int $0x80` in an executable segment that are looked at.
 const CANDIDATES_MAX: usize = 1024;

@@ -17,8 +17,8 @@ use ring3_layout::PAGE_BYTES;
 use ring3_patch::{JUMP_BYTES, Tactic};
 
 use super::site::{Site, WantedSite};
-use super::sites::{Unplaced, WITHIN_JUMP};
-use super::target::Target;
+use super::writing::{Unplaced, WITHIN_JUMP};
+use crate::realm::target::Target;
 
 /// One-byte jumps in a process: each maps a page.
 const ONE_BYTE_MAX: usize = 64;
@@ -27,7 +27,7 @@ const STUB_BYTES: u64 = ring3_patch::STUB_BYTES_MAX as u64;
 
 impl Target {
     /// Maps memory for the stubs of new sites at once. Where that fails, sites do without.
-    pub(super) fn map_one_byte_stubs(&mut self, stopped: &mut inject::Stopped, wanted: &[WantedSite]) {
+    pub(in crate::realm) fn map_one_byte_stubs(&mut self, stopped: &mut inject::Stopped, wanted: &[WantedSite]) {
         let known = self.sites.values().filter(|site| site.plan.tactic == Tactic::OneByte).count();
         let is_new = |want: &&WantedSite| !self.sites.contains_key(&want.place.address);
         let stubs = wanted.iter().filter(is_new).filter_map(WantedSite::one_byte_stub);
@@ -48,18 +48,18 @@ impl Target {
     }
 
     /// Whether memory for such a stub at an address is mapped, and free.
-    pub(super) fn has_one_byte_room(&self, stub: u64) -> bool {
+    pub(in crate::realm) fn has_one_byte_room(&self, stub: u64) -> bool {
         self.has_room_in(&(stub..stub.saturating_add(1)), STUB_BYTES)
     }
 
     /// Whether a new site may be a one-byte jump.
-    pub(super) fn may_have_one_byte(&self, address: u64) -> bool {
+    pub(in crate::realm) fn may_have_one_byte(&self, address: u64) -> bool {
         let count = self.sites.values().filter(|site| site.plan.tactic == Tactic::OneByte).count();
         count < ONE_BYTE_MAX && !self.is_crowded(address)
     }
 
     /// Whether bytes that a one-byte jump would rely on are, or may be, somebody else's.
-    pub(super) fn is_crowded(&self, address: u64) -> bool {
+    pub(in crate::realm) fn is_crowded(&self, address: u64) -> bool {
         self.neighbours(address).next().is_some() || self.syscalls.overlap(&(address..address + JUMP_BYTES as u64))
     }
 
@@ -106,7 +106,7 @@ impl Target {
     }
 
     /// From now on, the plan of a site that is not patched is the plain one. It has no stub.
-    pub(super) fn become_plain(&mut self, address: u64) {
+    pub(in crate::realm) fn become_plain(&mut self, address: u64) {
         let Some(site) = self.sites.get_mut(&address) else { return };
         let Some(plain) = site.plain.take() else { return };
         site.plan = plain;

@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 ///
 /// # Errors
 /// Those of open(2); `EINVAL` for what is no regular file; `EWOULDBLOCK` for a file with a lease.
-pub(super) fn open(path: &Path) -> io::Result<File> {
+pub(in crate::realm) fn open(path: &Path) -> io::Result<File> {
     let seen = File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
     if !seen.metadata()?.is_file() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));

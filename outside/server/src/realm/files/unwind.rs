@@ -18,10 +18,11 @@ use ring3_layout::control::{
 };
 use ring3_layout::region::UNWIND_BYTES;
 
-use super::modules::{FileKey, Modules, likely_file_of, vdso_image};
-use super::process::{SharedFile, read_process, read_value};
-use super::target::{Link, Target};
-use super::{AttachmentId, LinkSpec, Shared};
+use super::mapped::likely_file_of;
+use super::modules::{FileKey, Modules, vdso_image};
+use crate::realm::process::{SharedFile, read_process, read_value};
+use crate::realm::target::{Link, Target};
+use crate::realm::{AttachmentId, LinkSpec, Shared};
 
 /// Files of which it is remembered whether they have a table.
 const FILES_MAX: usize = 1 << 16;
@@ -47,7 +48,7 @@ struct FileShape {
 }
 
 impl Unwinding {
-    pub(super) fn of(elf: &Elf<'_>) -> Result<Unwinding, NoTable> {
+    pub(in crate::realm) fn of(elf: &Elf<'_>) -> Result<Unwinding, NoTable> {
         let table = elf.unwind_table()?;
         let segments = elf.executable_segments().into_iter();
         let segments = segments.filter_map(|segment| Some((segment.clone(), elf.vaddr_to_offset(segment.start)?)));
@@ -101,7 +102,7 @@ impl Stored {
 
 /// The memory of tables, and what is known of files.
 #[derive(Debug)]
-pub(super) struct UnwindStore {
+pub(in crate::realm) struct UnwindStore {
     file: SharedFile,
     known: Mutex<Known>,
 }
@@ -115,11 +116,11 @@ struct Known {
 }
 
 impl UnwindStore {
-    pub(super) fn new() -> std::io::Result<UnwindStore> {
+    pub(in crate::realm) fn new() -> std::io::Result<UnwindStore> {
         Ok(UnwindStore { file: SharedFile::new("ring3-unwind", UNWIND_BYTES, true)?, known: Mutex::default() })
     }
 
-    pub(super) fn file(&self) -> BorrowedFd<'_> {
+    pub(in crate::realm) fn file(&self) -> BorrowedFd<'_> {
         self.file.file()
     }
 
@@ -189,7 +190,7 @@ impl UnwindStore {
 
 impl Target {
     /// Lists the code that has unwind tables, if a program here asks for stacks. Files that are not known yet are analysed.
-    pub(super) fn publish_unwind_tables(
+    pub(in crate::realm) fn publish_unwind_tables(
         &mut self,
         shared: &Shared,
         links: &BTreeMap<AttachmentId, Link>,
@@ -217,7 +218,7 @@ impl Target {
     }
 
     /// Whether a link's program asks for stacks, and none did before.
-    pub(super) fn lacks_unwind_tables(&self, spec: &LinkSpec) -> bool {
+    pub(in crate::realm) fn lacks_unwind_tables(&self, spec: &LinkSpec) -> bool {
         let word = self.control.word(offset_of!(ControlHeader, unwind) as u64);
         spec.stacks && range_unpack(word.load(Ordering::SeqCst)).1 == 0
     }

@@ -16,14 +16,14 @@ use ring3_layout::region::COUNTERS_OFFSET;
 use ring3_uapi::Errno;
 use zerocopy::IntoBytes;
 
-use super::process::{Cleaning, read_process, read_value, value_from};
 use super::site::{is_of_file, places};
-use super::target::{Link, Target, refuse};
-use super::{AttachmentId, Point, ProbePoint, Refusal};
+use crate::realm::process::{Cleaning, read_process, read_value, value_from};
+use crate::realm::target::{Link, Target, refuse};
+use crate::realm::{AttachmentId, Point, ProbePoint, Refusal};
 
 /// The counters that should be up in a process.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct WantedCounters {
+pub(in crate::realm) struct WantedCounters {
     /// By address.
     counters: BTreeMap<u64, CountedCounter>,
     /// There are more, which are not mapped.
@@ -33,7 +33,7 @@ pub(super) struct WantedCounters {
 impl Target {
     /// The counters that links want up here, where their probes are not refused. Mirrors
     /// kernel/events/uprobes.c:uprobe_write_opcode and update_ref_ctr (v6.18): each place of a probe counts once.
-    pub(super) fn wanted_counters(
+    pub(in crate::realm) fn wanted_counters(
         &self,
         links: &BTreeMap<AttachmentId, Link>,
         mappings: &[inject::Mapping],
@@ -57,7 +57,7 @@ impl Target {
     }
 
     /// Whether these counters and no others are up. (One whose mapping was made anew since is not.)
-    pub(super) fn has_counters(&self, wanted: &WantedCounters) -> bool {
+    pub(in crate::realm) fn has_counters(&self, wanted: &WantedCounters) -> bool {
         let is_up = |counter: &&CountedCounter| counter.count != 0;
         let table = if self.counts { table(self.pid, self.region) } else { vec![] };
         table.iter().filter(is_up).all(|counter| {
@@ -67,13 +67,13 @@ impl Target {
     }
 
     /// The agent tells of writable mappings while counters are awaited.
-    pub(super) fn await_counters(&self, wanted: &WantedCounters) {
+    pub(in crate::realm) fn await_counters(&self, wanted: &WantedCounters) {
         let at = offset_of!(ControlHeader, awaits_counters) as u64;
         self.control.word32(at).store(wanted.awaits.into(), Ordering::SeqCst);
     }
 
     /// Counts counters of the stopped process up and down, so that those are up whose links are not refused.
-    pub(super) fn reconcile_counters(
+    pub(in crate::realm) fn reconcile_counters(
         &mut self,
         stopped: &mut inject::Stopped,
         links: &mut BTreeMap<AttachmentId, Link>,
@@ -103,7 +103,7 @@ impl Target {
 
 impl Cleaning {
     /// All counters that are up go down.
-    pub(super) fn restore_counters(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+    pub(in crate::realm) fn restore_counters(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
         if table(self.pid, self.region).is_empty() {
             return Ok(());
         }

@@ -33,7 +33,7 @@ const BRANCHES_THERE_MAX: usize = 64;
 
 /// A file whose code is looked at. What takes long is found when it is first asked for.
 #[derive(Debug)]
-pub(super) struct CodeFile {
+pub(in crate::realm) struct CodeFile {
     parsed: Parsed,
     far: OnceCell<Vec<Branch>>,
     calls: OnceCell<Vec<Branch>>,
@@ -49,7 +49,7 @@ impl CodeFile {
     ///
     /// # Errors
     /// Those of [`Elf::parse`]; code that would take long to look at.
-    pub(super) fn parse(bytes: Vec<u8>) -> Result<CodeFile, Error> {
+    pub(in crate::realm) fn parse(bytes: Vec<u8>) -> Result<CodeFile, Error> {
         let parsed = Parsed::try_new(bytes, |bytes| Elf::parse(bytes))?;
         check_density(parsed.borrow_dependent())?;
         Ok(CodeFile {
@@ -62,17 +62,17 @@ impl CodeFile {
     }
 
     /// The file.
-    pub(super) fn elf(&self) -> &Elf<'_> {
+    pub(in crate::realm) fn elf(&self) -> &Elf<'_> {
         self.parsed.borrow_dependent()
     }
 
     /// Candidates for branches into the middle of functions, by target.
-    pub(super) fn far(&self) -> &[Branch] {
+    pub(in crate::realm) fn far(&self) -> &[Branch] {
         self.far.get_or_init(|| self.in_all_code(ring3_patch::far_branches))
     }
 
     /// Candidates for calls, by target.
-    pub(super) fn calls(&self) -> &[Branch] {
+    pub(in crate::realm) fn calls(&self) -> &[Branch] {
         self.calls.get_or_init(|| self.in_all_code(ring3_patch::far_calls))
     }
 
@@ -83,7 +83,7 @@ impl CodeFile {
 
     /// What arrives in the bytes that a probe's jump at `vaddr` replaces, its first one aside, from outside the function or
     /// by an indirect jump.
-    pub(super) fn entered(&self, vaddr: u64) -> Option<Arrival> {
+    pub(in crate::realm) fn entered(&self, vaddr: u64) -> Option<Arrival> {
         let inside = vaddr + 1..vaddr + JUMP_BYTES as u64;
         self.may_be_entered_in(inside.clone()).or_else(|| self.begins_in(inside))
     }

@@ -20,10 +20,11 @@ use ring3_patch::{
 };
 use ring3_uapi::Errno;
 
-use super::code_file::{CodeFile, between, called_in, is_reached};
-use super::process::read_process;
+use super::code::{CodeFile, between, called_in, is_reached};
+use super::regular_file;
 use super::unwind::Unwinding;
-use super::{Refusal, regular_file};
+use crate::realm::Refusal;
+use crate::realm::process::read_process;
 
 /// No process has memory from here on (`TASK_SIZE_MAX`, arch/x86/include/asm/page_64_types.h).
 const USER_ADDRESSES_END: u64 = 0x7fff_ffff_f000;
@@ -35,7 +36,7 @@ pub(super) const BEHIND_FUNCTION_BYTES: u64 = 32;
 /// Bytes of the parsed files that are kept together; the latest one is kept whatever its size.
 const KEPT_BYTES_MAX: u64 = 128 << 20;
 /// Unknown files of one process are analysed for this long, then others have a turn. (The file that is begun is ended.)
-pub(super) const ANALYSIS_AT_ONCE: Duration = Duration::from_secs(1);
+pub(in crate::realm) const ANALYSIS_AT_ONCE: Duration = Duration::from_secs(1);
 /// Plans and addresses that are remembered of all files: some 200 bytes each.
 const KEPT_ENTRIES_MAX: usize = 1 << 20;
 /// Letters of a symbol's name that are kept. (C++ has some of thousands.)
@@ -63,57 +64,19 @@ const UNWINDER_FUNCTIONS: [(&str, HookKind); 7] = [
 /// keeps a copy for the child, which shares all memory with its parent here.
 const RETURNS_TWICE: [&str; 5] = ["setjmp", "sigsetjmp", "savectx", "vfork", "getcontext"];
 
-/// A path by which the server can open a mapping's file; `None` if that is gone. `/proc/PID/maps` names files as who reads it
-/// would, if its root leads there (as to those of a process that has called `chroot`), else from the root of their mount
-/// namespace, which is the process's own but for one that has called `chroot` there. (The device is not looked at: stacked
-/// file systems show another one in `maps`.)
-pub(super) fn file_of(pid: u32, mapping: &inject::Mapping) -> Option<PathBuf> {
-    located(pid, mapping).map(|(path, _)| path)
-}
-
-fn located(pid: u32, mapping: &inject::Mapping) -> Option<(PathBuf, Metadata)> {
-    let at = |path: PathBuf| path.metadata().ok().filter(|meta| meta.ino() == mapping.inode).map(|meta| (path, meta));
-    [inside(pid, mapping), PathBuf::from(&mapping.path)].into_iter().find_map(at)
-}
-
-/// As `file_of`, or what has the name now: stacked file systems may show another inode in `maps`, too. What is written to a
-/// process is compared with what is there.
-pub(super) fn likely_file_of(pid: u32, mapping: &inject::Mapping) -> Option<PathBuf> {
-    likely_located(pid, mapping).map(|(path, _)| path)
-}
-
-fn likely_located(pid: u32, mapping: &inject::Mapping) -> Option<(PathBuf, Metadata)> {
-    located(pid, mapping).or_else(|| {
-        let path = inside(pid, mapping);
-        path.metadata().ok().map(|meta| (path, meta))
-    })
-}
-
-/// The path of [`likely_file_of`], and what it leads to; `None` also if that is no regular file.
-pub(super) fn likely_key_of(pid: u32, mapping: &inject::Mapping) -> Option<(PathBuf, FileKey)> {
-    let (path, meta) = likely_located(pid, mapping)?;
-    let key = FileKey::of(&meta, &path).ok()?;
-    Some((path, key))
-}
-
-/// The mapping's name, below the process's root.
-fn inside(pid: u32, mapping: &inject::Mapping) -> PathBuf {
-    PathBuf::from(format!("/proc/{pid}/root{}", mapping.path))
-}
-
 /// A place in a file where a probe is wanted, with what planning needs. Addresses are the file's own.
 #[derive(Debug)]
-pub(super) struct StaticSite {
+pub(in crate::realm) struct StaticSite {
     /// Address of the probed instruction in the file's address space.
-    pub(super) vaddr: u64,
+    pub(in crate::realm) vaddr: u64,
     /// Address of the function's first byte.
-    pub(super) function: u64,
+    pub(in crate::realm) function: u64,
     /// Bytes of the function proper; 0: unknown.
     pub(super) function_bytes: usize,
     /// The function's bytes and some behind it.
-    pub(super) bytes: Vec<u8>,
+    pub(in crate::realm) bytes: Vec<u8>,
     /// `symbol+offset`, or the address where no symbol covers it.
-    pub(super) name: String,
+    pub(in crate::realm) name: String,
     /// What arrives from elsewhere in the middle of what the probe's jump replaces.
     entered: Option<Arrival>,
     /// What arrives in the middle of the probed instruction.
@@ -136,24 +99,24 @@ pub(super) struct StaticSite {
 
 impl StaticSite {
     /// Whether the function's return can be probed.
-    pub(super) fn check_return(&self) -> Result<(), Refusal> {
+    pub(in crate::realm) fn check_return(&self) -> Result<(), Refusal> {
         let refuse = |why: &String| Err(Refusal::new(Errno::ENOTSUPP, format!("{}: {why}", self.name)));
         self.no_return.as_ref().map_or(Ok(()), refuse)
     }
 
     /// Whether a program at its return would never run. Nothing is placed for it then: tools that take all functions of a file get
     /// the others.
-    pub(super) fn never_returns(&self) -> bool {
+    pub(in crate::realm) fn never_returns(&self) -> bool {
         self.never_returns
     }
 
     /// How far behind the site its function's returns are seen, each at a place of its own; nowhere, if its return address is replaced.
-    pub(super) fn returns(&self) -> impl Iterator<Item = u64> {
+    pub(in crate::realm) fn returns(&self) -> impl Iterator<Item = u64> {
         self.returns.iter().map(|plan| plan.site - self.vaddr)
     }
 
     /// Plans the detour at the site, or at one of its function's returns, as mapped with `bias` added to the file's addresses.
-    pub(super) fn plan(&self, ret: Option<usize>, bias: u64) -> Result<Plan, ring3_patch::Refusal> {
+    pub(in crate::realm) fn plan(&self, ret: Option<usize>, bias: u64) -> Result<Plan, ring3_patch::Refusal> {
         if let Some(ret) = ret {
             return Ok(self.returns[ret].mapped(bias));
         }
@@ -161,7 +124,7 @@ impl StaticSite {
     }
 
     /// Plans ahead: processes are stopped when a site is placed.
-    pub(super) fn planned(&self) -> &Result<Plan, ring3_patch::Refusal> {
+    pub(in crate::realm) fn planned(&self) -> &Result<Plan, ring3_patch::Refusal> {
         self.planned.get_or_init(|| {
             let (function, site) = (self.function(), self.vaddr);
             self.fit(plan_detour(&function, site)).or_else(|_| self.fit(plan_alone(&function, site, self.inside)))
@@ -169,7 +132,7 @@ impl StaticSite {
     }
 
     /// Where the stub of a one-byte jump would lie: the bytes behind the first one say it.
-    pub(super) fn one_byte_stub(&self, bias: u64) -> Option<u64> {
+    pub(in crate::realm) fn one_byte_stub(&self, bias: u64) -> Option<u64> {
         let at = (self.vaddr - self.function) as usize;
         let distance = self.bytes.get(at + 1..at + JUMP_BYTES).filter(|_| !self.in_go)?;
         let distance = i32::from_le_bytes(distance.try_into().ok()?);
@@ -178,7 +141,7 @@ impl StaticSite {
     }
 
     /// Why no plain jump can be written at the site.
-    pub(super) fn why_no_jump(&self) -> Option<String> {
+    pub(in crate::realm) fn why_no_jump(&self) -> Option<String> {
         self.fit(plan_detour(&self.function(), self.vaddr)).err().map(|why| why.to_string())
     }
 
@@ -214,13 +177,13 @@ pub(super) type Specials = Vec<(HookKind, u64)>;
 
 /// The `syscall` instructions of a file, at the file's addresses.
 #[derive(Debug, Default)]
-pub(super) struct SyscallPlans {
+pub(in crate::realm) struct SyscallPlans {
     /// Those that can be replaced.
-    pub(super) plans: Vec<SyscallPlan>,
+    pub(in crate::realm) plans: Vec<SyscallPlan>,
     /// What may be others: address and why they stay.
-    pub(super) left: Vec<(u64, String)>,
+    pub(in crate::realm) left: Vec<(u64, String)>,
     /// Its functions run on stacks that have room for what the linker has seen, and nothing else: it is in Go.
-    pub(super) small_stacks: bool,
+    pub(in crate::realm) small_stacks: bool,
     /// Those that are certainly some, and stay.
     refused: Vec<u64>,
     /// Those whose place matters: handlers compare it.
@@ -238,7 +201,7 @@ impl SyscallPlans {
     }
 
     /// The calls that lie in a mapping of the file, at the addresses there.
-    pub(super) fn in_mapping<'a>(
+    pub(in crate::realm) fn in_mapping<'a>(
         &'a self,
         mapping: &'a inject::Mapping,
     ) -> impl Iterator<Item = SyscallPlan> + use<'a> {
@@ -251,18 +214,18 @@ impl SyscallPlans {
     }
 
     /// Calls in a mapping of the file that cannot be replaced, at the addresses there.
-    pub(super) fn refused_in(&self, mapping: &inject::Mapping) -> impl Iterator<Item = u64> {
+    pub(in crate::realm) fn refused_in(&self, mapping: &inject::Mapping) -> impl Iterator<Item = u64> {
         self.refused.iter().filter_map(|call| Some(mapping.range.start + self.place_in(mapping, *call)?))
     }
 
     /// What is behind calls in a mapping of the file whose place matters, at the addresses there.
-    pub(super) fn after_left_in_place_in(&self, mapping: &inject::Mapping) -> impl Iterator<Item = u64> {
+    pub(in crate::realm) fn after_left_in_place_in(&self, mapping: &inject::Mapping) -> impl Iterator<Item = u64> {
         let calls = self.left_in_place.iter().filter_map(|call| self.place_in(mapping, *call));
         calls.map(|inside| mapping.range.start + inside + SYSCALL_BYTES)
     }
 
     /// An `int $0x80` in a mapping of the file, as people are told of it.
-    pub(super) fn gate_in(&self, mapping: &inject::Mapping) -> Option<String> {
+    pub(in crate::realm) fn gate_in(&self, mapping: &inject::Mapping) -> Option<String> {
         let at = mapping.range.start + self.place_in(mapping, self.gate?)?;
         Some(format!("its code uses `int $0x80` ({} at {at:#x})", mapping.path))
     }
@@ -289,7 +252,7 @@ impl SyscallPlans {
 
 /// What a file is remembered by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct FileKey {
+pub(in crate::realm) struct FileKey {
     dev: u64,
     inode: u64,
     bytes: u64,
@@ -297,7 +260,7 @@ pub(super) struct FileKey {
 }
 
 impl FileKey {
-    fn of(meta: &Metadata, path: &Path) -> Result<FileKey, Refusal> {
+    pub(super) fn of(meta: &Metadata, path: &Path) -> Result<FileKey, Refusal> {
         if !meta.is_file() {
             return Err(Refusal::new(Errno::EINVAL, format!("{}: not a regular file", path.display())));
         }
@@ -312,7 +275,7 @@ impl FileKey {
 
 /// The memory of parsed files.
 #[derive(Debug, Default)]
-pub(super) struct Modules {
+pub(in crate::realm) struct Modules {
     /// Files that are kept parsed, the latest one last.
     recent: Vec<(FileKey, CodeFile)>,
     sites: HashMap<(FileKey, u64), Result<Arc<StaticSite>, Refusal>>,
@@ -367,7 +330,7 @@ impl Analysis {
 // ---- large files ----
 
 /// Analyses the large files that are wanted, in a thread of its own, until there are none.
-pub(super) fn analyse_awaited(modules: &Mutex<Modules>) {
+pub(in crate::realm) fn analyse_awaited(modules: &Mutex<Modules>) {
     let lock = || modules.lock().expect("no panic under this lock");
     loop {
         let (next, wants_unwinding) = {
@@ -387,7 +350,7 @@ pub(super) fn analyse_awaited(modules: &Mutex<Modules>) {
 
 impl Modules {
     /// Whether a file at this path is large and not analysed yet. Then it will be.
-    pub(super) fn awaits(&mut self, key: FileKey, path: &Path) -> Option<FileKey> {
+    pub(in crate::realm) fn awaits(&mut self, key: FileKey, path: &Path) -> Option<FileKey> {
         let is_known = key.bytes <= AT_ONCE_BYTES_MAX || self.syscalls.contains_key(&key);
         (!is_known).then(|| {
             self.want(key, path);
@@ -396,17 +359,17 @@ impl Modules {
     }
 
     /// Whether it is not analysed yet.
-    pub(super) fn is_awaited(&self, key: &FileKey) -> bool {
+    pub(in crate::realm) fn is_awaited(&self, key: &FileKey) -> bool {
         self.awaited.contains(key)
     }
 
     /// Whether somebody is to begin [`analyse_awaited`]; he is who has been told so.
-    pub(super) fn takes_worker(&mut self) -> bool {
+    pub(in crate::realm) fn takes_worker(&mut self) -> bool {
         !self.queue.is_empty() && !std::mem::replace(&mut self.has_worker, true)
     }
 
     /// There is nobody to analyse them.
-    pub(super) fn give_up_awaited(&mut self) {
+    pub(in crate::realm) fn give_up_awaited(&mut self) {
         self.has_worker = false;
         self.queue.clear();
         self.awaited.clear();
@@ -452,18 +415,23 @@ impl Modules {
 
 impl Modules {
     /// Which file a path leads to at present.
-    pub(super) fn key(path: &Path) -> Result<FileKey, Refusal> {
+    pub(in crate::realm) fn key(path: &Path) -> Result<FileKey, Refusal> {
         let meta = path.metadata().map_err(|error| failed(path, &error))?;
         FileKey::of(&meta, path)
     }
 
     /// The site at `offset` of `path`.
-    pub(super) fn site(&mut self, path: &Path, offset: u64) -> Result<Arc<StaticSite>, Refusal> {
+    pub(in crate::realm) fn site(&mut self, path: &Path, offset: u64) -> Result<Arc<StaticSite>, Refusal> {
         self.site_of(Modules::key(path)?, path, offset)
     }
 
     /// The same if the path has just been seen to lead to this file.
-    pub(super) fn site_of(&mut self, key: FileKey, path: &Path, offset: u64) -> Result<Arc<StaticSite>, Refusal> {
+    pub(in crate::realm) fn site_of(
+        &mut self,
+        key: FileKey,
+        path: &Path,
+        offset: u64,
+    ) -> Result<Arc<StaticSite>, Refusal> {
         if let Some(known) = self.sites.get(&(key, offset)) {
             return known.clone();
         }
@@ -478,7 +446,7 @@ impl Modules {
     }
 
     /// The entries and ends of the file's unwinder. Files that cannot be read or parsed have none.
-    pub(super) fn specials(&mut self, path: &Path) -> Arc<Specials> {
+    pub(in crate::realm) fn specials(&mut self, path: &Path) -> Arc<Specials> {
         if let Some(known) = Modules::key(path).ok().and_then(|key| self.specials.get(&key)) {
             return known.clone();
         }
@@ -493,7 +461,7 @@ impl Modules {
     }
 
     /// The file's `syscall` instructions. Files that cannot be read or parsed have none.
-    pub(super) fn syscalls(&mut self, key: FileKey, path: &Path) -> Arc<SyscallPlans> {
+    pub(in crate::realm) fn syscalls(&mut self, key: FileKey, path: &Path) -> Arc<SyscallPlans> {
         if let Some(known) = self.syscalls.get(&key) {
             return known.clone();
         }
@@ -509,7 +477,7 @@ impl Modules {
     }
 
     /// How far behind the address of the file's first byte its variable `__rseq_offset` is (rseq(2), as glibc offers it).
-    pub(super) fn rseq_offset(&mut self, key: FileKey, path: &Path) -> Option<u64> {
+    pub(in crate::realm) fn rseq_offset(&mut self, key: FileKey, path: &Path) -> Option<u64> {
         if let Some(known) = self.rseq_offsets.get(&key) {
             return *known;
         }
@@ -539,17 +507,17 @@ impl Modules {
 
     /// From now on files that are not known yet are analysed for so long, for one process: it can map as many as it likes, while
     /// others wait.
-    pub(super) fn begin_turn(&mut self, within: Duration) {
+    pub(in crate::realm) fn begin_turn(&mut self, within: Duration) {
         (self.until, self.cut_short) = (Some(Instant::now() + within), false);
     }
 
     /// Whether files of the process have been passed over in this turn.
-    pub(super) fn passes_over(&self) -> bool {
+    pub(in crate::realm) fn passes_over(&self) -> bool {
         self.cut_short
     }
 
     /// Whether files of the process were passed over since its turn began. For others there is no limit from now on.
-    pub(super) fn end_turn(&mut self) -> bool {
+    pub(in crate::realm) fn end_turn(&mut self) -> bool {
         self.until = None;
         std::mem::take(&mut self.cut_short)
     }
@@ -612,7 +580,12 @@ fn rseq_offset(file: &CodeFile) -> Option<u64> {
 
 /// Whether the instruction at `offset` of `path`, or with `ret` the return of the function that begins there,
 /// can be probed: found in an executable segment, and plannable.
-pub(super) fn check_site(modules: &mut Modules, path: &Path, offset: u64, ret: bool) -> Result<(), Refusal> {
+pub(in crate::realm) fn check_site(
+    modules: &mut Modules,
+    path: &Path,
+    offset: u64,
+    ret: bool,
+) -> Result<(), Refusal> {
     let site = modules.site(path, offset)?;
     if ret {
         site.check_return()?;
@@ -643,7 +616,7 @@ fn read(mut file: File, path: &Path) -> Result<Vec<u8>, Refusal> {
     Ok(bytes)
 }
 
-pub(super) fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<StaticSite, Refusal> {
+pub(in crate::realm) fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<StaticSite, Refusal> {
     let refuse = |why: String| Refusal::new(Errno::EINVAL, format!("{}: {why}", path.display()));
     let elf = file.elf();
     let vaddr =
@@ -766,7 +739,7 @@ pub fn plan_file(bytes: Vec<u8>, offsets: &[u64]) -> Result<usize, String> {
 }
 
 /// The `syscall` instructions of the vDSO, as this process has it.
-pub(super) fn vdso_calls() -> Option<SyscallPlans> {
+pub(in crate::realm) fn vdso_calls() -> Option<SyscallPlans> {
     Some(syscall_plans(&CodeFile::parse(vdso_image()?).ok()?))
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ring3_patch::{Arrival, Function, JUMP_BYTES, Replaced, Routine, SyscallPlan};
 
-use super::code_file::{CodeFile, between, called_in};
+use super::code::{CodeFile, between, called_in};
 use super::modules::{BEHIND_FUNCTION_BYTES, SyscallPlans};
 
 impl CodeFile {

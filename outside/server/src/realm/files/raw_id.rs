@@ -94,7 +94,7 @@ impl FileId {
     }
 
     /// Whether the file that a path leads to has the same code, as it is the same one, or in another overlay the same layer's.
-    pub(super) fn is_at(&self, path: &Path) -> bool {
+    pub(in crate::realm) fn is_at(&self, path: &Path) -> bool {
         path.metadata().is_ok_and(|meta| {
             (meta.dev(), meta.ino()) == (self.dev, self.inode)
                 || self.real.is_some() && self.real == real(path, &meta)

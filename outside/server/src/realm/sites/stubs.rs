@@ -8,16 +8,16 @@ use ring3_layout::control::{STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea};
 use ring3_patch::RELAY_BYTES;
 use ring3_uapi::Errno;
 
-use super::Refusal;
 use super::code_memory::{CodeMemory, stopped_in};
-use super::refusal::refusal_of;
-use super::target::Target;
+use crate::realm::Refusal;
+use crate::realm::refusal::refusal_of;
+use crate::realm::target::Target;
 
 /// Bytes of a stub area: the first one near some code is the smallest, and each further one as large as those before together, so
 /// that few areas have room for any number of stubs.
 const STUB_AREA_BYTES: std::ops::RangeInclusive<u64> = 0x1_0000..=0x100_0000;
 /// Bytes of the area behind the region, which costs no call of its own. (Libraries are near there, most programs are not.)
-pub(super) const FIRST_STUB_AREA_BYTES: u64 = *STUB_AREA_BYTES.start();
+pub(in crate::realm) const FIRST_STUB_AREA_BYTES: u64 = *STUB_AREA_BYTES.start();
 /// Bytes of an area for stubs that have to lie at certain addresses.
 const PLACED_AREA_BYTES: u64 = 0x4000;
 /// Where the heap may grow, relays do not lie, bytes. (The kernel puts it up to 1 GiB behind the program. Allocators map
@@ -33,7 +33,7 @@ const STUB_ALIGN: u64 = 16;
 
 /// Memory that holds stubs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Area {
+pub(in crate::realm) struct Area {
     base: u64,
     bytes: u64,
     used: u64,
@@ -49,7 +49,7 @@ impl Area {
 
 /// Memory at an address that punned jumps lead to, with relays and stubs.
 #[derive(Clone, Debug)]
-pub(super) struct RelayPage {
+pub(in crate::realm) struct RelayPage {
     range: Range<u64>,
     taken: Vec<Range<u64>>,
 }
@@ -180,12 +180,12 @@ impl Target {
     }
 
     /// Where stubs lie.
-    pub(super) fn stub_areas(&self) -> impl Iterator<Item = Range<u64>> {
+    pub(in crate::realm) fn stub_areas(&self) -> impl Iterator<Item = Range<u64>> {
         self.areas.iter().map(|area| area.base..area.base + area.bytes)
     }
 
     /// Room for a stub within reach of a place: the address, and the index of its area.
-    pub(super) fn stub_room(
+    pub(in crate::realm) fn stub_room(
         &mut self,
         memory: &mut dyn CodeMemory,
         address: u64,
@@ -223,7 +223,7 @@ impl Target {
     }
 
     /// Maps memory until there is room for so many bytes of stubs near each of these mappings.
-    pub(super) fn reserve_stub_room(
+    pub(in crate::realm) fn reserve_stub_room(
         &mut self,
         stopped: &mut inject::Stopped,
         needed: impl Iterator<Item = (Range<u64>, u64)>,
@@ -282,7 +282,7 @@ impl Target {
     }
 
     /// A stub area has been mapped; its index.
-    pub(super) fn note_area(&mut self, base: u64, bytes: u64) -> usize {
+    pub(in crate::realm) fn note_area(&mut self, base: u64, bytes: u64) -> usize {
         let index = self.areas.len();
         self.control.write(STUB_AREAS_OFFSET + index as u64 * size_of::<StubArea>() as u64, StubArea { base, bytes });
         self.areas.push(Area { base, bytes, used: 0 });
@@ -290,7 +290,7 @@ impl Target {
     }
 
     /// That many bytes of the room are in use now.
-    pub(super) fn take_stub_room(&mut self, area: usize, bytes: u64) {
+    pub(in crate::realm) fn take_stub_room(&mut self, area: usize, bytes: u64) {
         self.areas[area].used += bytes.next_multiple_of(STUB_ALIGN);
     }
 }

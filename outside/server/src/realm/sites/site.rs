@@ -7,41 +7,40 @@ use ring3_layout::control::{ATTACHMENTS_MAX, HookKind};
 use ring3_patch::Plan;
 use ring3_uapi::Errno;
 
-use super::modules::{StaticSite, file_of};
-use super::process::code_of;
-use super::raw_file_id::FileId;
-use super::{AttachmentId, Refusal};
+use crate::realm::files::{FileId, StaticSite, file_of};
+use crate::realm::process::code_of;
+use crate::realm::{AttachmentId, Refusal};
 
 /// Where a site lies: what identifies it across reconciliations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(in crate::realm) struct Place {
     /// Runtime address.
-    pub(super) address: u64,
+    pub(in crate::realm) address: u64,
     /// Device, inode and offset of the mapped file.
-    pub(super) file: (u64, u64, u64),
+    pub(in crate::realm) file: (u64, u64, u64),
     /// Range of the mapping, for the stub's neighbourhood.
-    pub(super) mapping: std::ops::Range<u64>,
+    pub(in crate::realm) mapping: std::ops::Range<u64>,
     /// Path of the mapping.
-    pub(super) path: String,
+    pub(in crate::realm) path: String,
     /// What it does.
-    pub(super) kind: HookKind,
+    pub(in crate::realm) kind: HookKind,
 }
 
 /// One program on a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Use {
-    pub(super) attachment: AttachmentId,
-    pub(super) ret: bool,
+pub(in crate::realm) struct Use {
+    pub(in crate::realm) attachment: AttachmentId,
+    pub(in crate::realm) ret: bool,
 }
 
 /// A place that should be instrumented, with the programs to run there.
 #[derive(Clone, Debug)]
-pub(super) struct WantedSite {
-    pub(super) place: Place,
-    pub(super) code: Arc<StaticSite>,
+pub(in crate::realm) struct WantedSite {
+    pub(in crate::realm) place: Place,
+    pub(in crate::realm) code: Arc<StaticSite>,
     /// Which of the function's returns is seen there, if it is one.
-    pub(super) ret: Option<usize>,
-    pub(super) uses: Vec<Use>,
+    pub(in crate::realm) ret: Option<usize>,
+    pub(in crate::realm) uses: Vec<Use>,
 }
 
 impl WantedSite {
@@ -51,12 +50,12 @@ impl WantedSite {
         self.place.address.wrapping_sub(self.code.vaddr + inside)
     }
 
-    pub(super) fn plan(&self) -> Result<Plan, ring3_patch::Refusal> {
+    pub(in crate::realm) fn plan(&self) -> Result<Plan, ring3_patch::Refusal> {
         self.code.plan(self.ret, self.bias())
     }
 
     /// Where the stub would lie if the site got a one-byte jump.
-    pub(super) fn one_byte_stub(&self) -> Option<u64> {
+    pub(in crate::realm) fn one_byte_stub(&self) -> Option<u64> {
         let is_probe = self.place.kind == HookKind::Probe && self.ret.is_none();
         is_probe.then(|| self.code.one_byte_stub(self.bias())).flatten()
     }
@@ -66,7 +65,7 @@ impl WantedSite {
         self.code.vaddr.wrapping_add(self.bias())
     }
 
-    pub(super) fn name(&self) -> String {
+    pub(in crate::realm) fn name(&self) -> String {
         match self.place.address - self.probed() {
             0 => self.code.name.clone(),
             inside => format!("{}+{inside:#x}", self.code.name),
@@ -76,28 +75,28 @@ impl WantedSite {
 
 /// A site of a target. Stays known after its probes are gone: returns may still be awaited there.
 #[derive(Debug)]
-pub(super) struct Site {
-    pub(super) place: Place,
-    pub(super) name: String,
-    pub(super) plan: Plan,
+pub(in crate::realm) struct Site {
+    pub(in crate::realm) place: Place,
+    pub(in crate::realm) name: String,
+    pub(in crate::realm) plan: Plan,
     /// The plan that replaces that of a one-byte jump, if its stub finds no room or another site comes too near.
-    pub(super) plain: Option<Plan>,
-    pub(super) stub: u64,
-    pub(super) stub_bytes: u32,
+    pub(in crate::realm) plain: Option<Plan>,
+    pub(in crate::realm) stub: u64,
+    pub(in crate::realm) stub_bytes: u32,
     /// Original address and stub address of each displaced instruction.
-    pub(super) moved: Vec<(u64, u64)>,
+    pub(in crate::realm) moved: Vec<(u64, u64)>,
     /// What is written at the site while it is patched.
-    pub(super) jump: Vec<u8>,
+    pub(in crate::realm) jump: Vec<u8>,
     /// Sites within the bytes of the jump, whose programs the stub runs, too.
-    pub(super) members: Vec<u64>,
-    pub(super) hook: u32,
-    pub(super) patched: bool,
-    pub(super) uses: Vec<Use>,
+    pub(in crate::realm) members: Vec<u64>,
+    pub(in crate::realm) hook: u32,
+    pub(in crate::realm) patched: bool,
+    pub(in crate::realm) uses: Vec<Use>,
 }
 
 impl Site {
     /// Whether what was displaced there lies in these bytes, or what has to stay as it is.
-    pub(super) fn overlaps(&self, bytes: &std::ops::Range<u64>) -> bool {
+    pub(in crate::realm) fn overlaps(&self, bytes: &std::ops::Range<u64>) -> bool {
         self.place.address < bytes.end && bytes.start < self.plan.end()
     }
 
@@ -106,7 +105,7 @@ impl Site {
         self.plan.is_punned() && (self.plan.resume..self.plan.end()).contains(&address)
     }
 
-    pub(super) fn copy(&self) -> Site {
+    pub(in crate::realm) fn copy(&self) -> Site {
         Site {
             place: self.place.clone(),
             name: self.name.clone(),
@@ -126,7 +125,7 @@ impl Site {
 
 /// The places where `offset` of the file is mapped executable, for this process only (as kernel/events/uprobes.c:valid_vma has
 /// it).
-pub(super) fn places(
+pub(in crate::realm) fn places(
     mappings: &[inject::Mapping],
     pid: u32,
     file: FileId,
@@ -140,7 +139,7 @@ pub(super) fn places(
 }
 
 /// Whether a process maps a file with code that probes can be in.
-pub(super) fn maps(mappings: &[inject::Mapping], pid: u32, file: FileId) -> bool {
+pub(in crate::realm) fn maps(mappings: &[inject::Mapping], pid: u32, file: FileId) -> bool {
     code_of(mappings).any(|mapping| !mapping.is_shared() && is_of_file(mapping, pid, file))
 }
 
@@ -151,7 +150,7 @@ pub(super) fn is_of_file(mapping: &inject::Mapping, pid: u32, file: FileId) -> b
     mapping.inode == file.inode && is_it()
 }
 
-pub(super) fn place_in(mapping: &inject::Mapping, offset: u64, kind: HookKind) -> Option<Place> {
+pub(in crate::realm) fn place_in(mapping: &inject::Mapping, offset: u64, kind: HookKind) -> Option<Place> {
     let bytes = mapping.range.end - mapping.range.start;
     let inside = offset.checked_sub(mapping.offset).filter(|inside| *inside < bytes)?;
     Some(Place {
@@ -164,19 +163,19 @@ pub(super) fn place_in(mapping: &inject::Mapping, offset: u64, kind: HookKind) -
 }
 
 /// Why nothing can be done at an address.
-pub(super) fn taken(name: &str, address: u64) -> Refusal {
+pub(in crate::realm) fn taken(name: &str, address: u64) -> Refusal {
     Refusal::new(Errno::ENOTSUPP, format!("{name}: another probe has displaced the instructions at {address:#x}"))
 }
 
 /// Whether these bytes stand at an address.
-pub(super) fn is_written(stopped: &mut inject::Stopped, address: u64, bytes: &[u8]) -> bool {
+pub(in crate::realm) fn is_written(stopped: &mut inject::Stopped, address: u64, bytes: &[u8]) -> bool {
     let mut there = vec![0u8; bytes.len()];
     stopped.read(address, &mut there).is_ok() && there == bytes
 }
 
 /// Hands out ranges of the attachment table. A retired range is free again once no thread can read it.
 #[derive(Debug, Default)]
-pub(super) struct RangeAllocator {
+pub(in crate::realm) struct RangeAllocator {
     next: u32,
     free: Vec<(u32, u32)>,
     retired: Vec<(u32, u32)>,
@@ -184,7 +183,7 @@ pub(super) struct RangeAllocator {
 
 impl RangeAllocator {
     /// `count` consecutive entries, or `None` when the table is full.
-    pub(super) fn reserve(&mut self, count: u32) -> Option<u32> {
+    pub(in crate::realm) fn reserve(&mut self, count: u32) -> Option<u32> {
         if let Some(at) = self.free.iter().position(|(_, c)| *c == count) {
             return Some(self.free.swap_remove(at).0);
         }
@@ -194,33 +193,33 @@ impl RangeAllocator {
         Some(first)
     }
 
-    pub(super) fn retire(&mut self, range: (u32, u32)) {
+    pub(in crate::realm) fn retire(&mut self, range: (u32, u32)) {
         if range.1 != 0 {
             self.retired.push(range);
         }
     }
 
     /// All threads were seen outside: nobody reads retired ranges any more.
-    pub(super) fn reclaim_retired(&mut self) {
+    pub(in crate::realm) fn reclaim_retired(&mut self) {
         self.free.append(&mut self.retired);
     }
 
     /// For a fork's copy of the table.
-    pub(super) fn copy(&self) -> RangeAllocator {
+    pub(in crate::realm) fn copy(&self) -> RangeAllocator {
         RangeAllocator { next: self.next, free: self.free.clone(), retired: self.retired.clone() }
     }
 
-    pub(super) fn has_retired(&self) -> bool {
+    pub(in crate::realm) fn has_retired(&self) -> bool {
         !self.retired.is_empty()
     }
 }
 
 /// Where calls go back that were caught; `None`: that is not known.
-pub(super) struct CaughtCalls(pub(super) Option<Vec<u64>>);
+pub(in crate::realm) struct CaughtCalls(pub(in crate::realm) Option<Vec<u64>>);
 
 impl CaughtCalls {
     /// Whether some may go back into the middle of these bytes.
-    pub(super) fn lead_into(&self, bytes: &std::ops::Range<u64>) -> bool {
+    pub(in crate::realm) fn lead_into(&self, bytes: &std::ops::Range<u64>) -> bool {
         let places = self.0.as_ref();
         places.is_none_or(|places| places.iter().any(|place| *place > bytes.start && *place < bytes.end))
     }

@@ -9,10 +9,10 @@ use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::nr;
 use ring3_uapi::seccomp::FilteredCall;
 
-use super::Shared;
 use super::masks::{blocks_meanwhile, masks_are_stable};
-use super::process::{Cleaning, read_value, thread_named};
-use super::tables::in_agent;
+use crate::realm::Shared;
+use crate::realm::process::{Cleaning, read_value, thread_named};
+use crate::realm::sites::in_agent;
 
 const SIGNAL_SET_BYTES: u64 = 8;
 const SA_SIGINFO: u64 = 4;
@@ -20,7 +20,7 @@ const SA_RESTORER: u64 = 0x0400_0000;
 const SA_NODEFER: u64 = 0x4000_0000;
 
 /// `struct kernel_sigaction`: handler, flags, restorer, mask.
-pub(super) type Action = [u64; 4];
+pub(in crate::realm) type Action = [u64; 4];
 
 /// A signal's after an `execve`.
 const NO_HANDLER: Action = [0; 4];
@@ -29,28 +29,36 @@ const NO_HANDLER: Action = [0; 4];
 const ACTIONS_AT_ONCE: usize = size_of::<[u64; 8]>() / size_of::<Action>();
 
 /// Address of a field of [`SudState`].
-pub(super) fn field(region: u64, offset: usize) -> u64 {
+pub(in crate::realm) fn field(region: u64, offset: usize) -> u64 {
     region + SUD_OFFSET + offset as u64
 }
 
-pub(super) fn read_word(stopped: &inject::Stopped, address: u64) -> Result<u64, inject::Error> {
+pub(in crate::realm) fn read_word(stopped: &inject::Stopped, address: u64) -> Result<u64, inject::Error> {
     let mut word = [0u8; 8];
     stopped.read(address, &mut word)?;
     Ok(u64::from_le_bytes(word))
 }
 
-pub(super) fn write_flag(stopped: &mut inject::Stopped, address: u64, flag: bool) -> Result<(), inject::Error> {
+pub(in crate::realm) fn write_flag(
+    stopped: &mut inject::Stopped,
+    address: u64,
+    flag: bool,
+) -> Result<(), inject::Error> {
     stopped.write(address, &u32::from(flag).to_le_bytes())
 }
 
 /// The action of a signal.
-pub(super) fn action_of(stopped: &mut inject::Stopped, region: u64, signal: u64) -> Result<Action, inject::Error> {
+pub(in crate::realm) fn action_of(
+    stopped: &mut inject::Stopped,
+    region: u64,
+    signal: u64,
+) -> Result<Action, inject::Error> {
     let scratch = field(region, offset_of!(SudState, scratch));
     stopped.syscall("rt_sigaction", nr::RT_SIGACTION, [signal, 0, scratch, SIGNAL_SET_BYTES, 0, 0])?;
     read_action(stopped, scratch)
 }
 
-pub(super) fn set_action(
+pub(in crate::realm) fn set_action(
     stopped: &mut inject::Stopped,
     region: u64,
     signal: u64,
@@ -79,13 +87,13 @@ fn own_at(region: u64, signal: u64) -> u64 {
 }
 
 /// Whether the handler of a signal is the agent's.
-pub(super) fn is_taken(pid: u32, region: u64, signal: u64) -> bool {
+pub(in crate::realm) fn is_taken(pid: u32, region: u64, signal: u64) -> bool {
     let at = own_at(region, signal) + offset_of!(OwnAction, installed) as u64;
     read_value::<u32>(pid, at).is_ok_and(|installed| installed != 0)
 }
 
 /// Makes the handler of a signal one of the agent's. The signal is in no other handler's mask from then on.
-pub(super) fn take(
+pub(in crate::realm) fn take(
     stopped: &mut inject::Stopped,
     region: u64,
     signal: u64,
@@ -200,7 +208,7 @@ pub(super) fn give_back_for_good(
 
 /// Calls that change masks are the process's own from now on, and the agent does not see any more what threads want to block: so they
 /// really do, unless one is about to change that, and nothing that is remembered of it counts.
-pub(super) fn leave_masks(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
+pub(in crate::realm) fn leave_masks(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
     let never = read_word(stopped, field(region, offset_of!(SudState, never_blocked)))?;
     if never == 0 {
         return Ok(());
@@ -250,7 +258,11 @@ pub(super) fn let_block(stopped: &mut inject::Stopped, region: u64, bits: u64) -
 }
 
 /// Actions are what the process has made them, as far as this signal is concerned.
-pub(super) fn give_back(stopped: &mut inject::Stopped, region: u64, signal: u64) -> Result<(), inject::Error> {
+pub(in crate::realm) fn give_back(
+    stopped: &mut inject::Stopped,
+    region: u64,
+    signal: u64,
+) -> Result<(), inject::Error> {
     let at = own_at(region, signal);
     let bit = 1 << (signal - 1);
     let real = action_of(stopped, region, signal)?;

@@ -8,15 +8,19 @@ use std::collections::BTreeMap;
 
 use ring3_inject as inject;
 
-use super::process::{differs, read_process};
-use super::refusal::refusal_of;
 use super::site::WantedSite;
-use super::target::{Link, Target, refuse};
-use super::{AttachmentId, Refusal};
+use crate::realm::process::{differs, read_process};
+use crate::realm::refusal::refusal_of;
+use crate::realm::target::{Link, Target, refuse};
+use crate::realm::{AttachmentId, Refusal};
 
 impl Target {
     /// Refuses what cannot be placed because of a breakpoint; the process need not be stopped to find that out again.
-    pub(super) fn set_blocked_aside(&self, wanted: &mut Vec<WantedSite>, links: &mut BTreeMap<AttachmentId, Link>) {
+    pub(in crate::realm) fn set_blocked_aside(
+        &self,
+        wanted: &mut Vec<WantedSite>,
+        links: &mut BTreeMap<AttachmentId, Link>,
+    ) {
         wanted.retain(|want| {
             let blocked = self.blocked_at(want.place.address);
             for one in want.uses.iter().filter(|_| blocked.is_some()) {
@@ -40,7 +44,7 @@ impl Target {
     }
 
     /// Whether somebody else has written over a jump, and this was not known yet.
-    pub(super) fn find_disturbed(&mut self) -> bool {
+    pub(in crate::realm) fn find_disturbed(&mut self) -> bool {
         if self.is_detaching() || self.disturbed {
             return false;
         }

@@ -1,6 +1,6 @@
 //! The file in a layer that a file of an overlay is, by the options with which the overlay was mounted.
 //!
-//! For overlays of whose files the kernel gives no handle (`raw_file_id.rs`): those that were mounted in a user namespace, and all before
+//! For overlays of whose files the kernel gives no handle (`raw_id.rs`): those that were mounted in a user namespace, and all before
 //! Linux 6.6. The options are what somebody has said, and name directories as who mounted it saw them. So what they lead to is the file
 //! only if it has the same number, and was last changed at the same time.
 

@@ -10,7 +10,7 @@ use ring3_layout::region::{AGENT_OFFSET, PROCESS_OFFSET, STATE_OFFSET};
 use ring3_layout::thread::{ProcessPage, StateHeader};
 use ring3_patch::{AgentStackLinks, Entries};
 
-use super::{LinkSpec, Point, SyscallContext};
+use crate::realm::{LinkSpec, Point, SyscallContext};
 
 /// `HOOK_*` of a site with these bytes: a frame pointer is about to be saved (`push rbp`), or an indirect branch's
 /// landing (`endbr64`, `endbr32`) comes before. Mirrors arch/x86/events/core.c:is_uprobe_at_func_entry.
@@ -20,12 +20,12 @@ pub(super) fn hook_flags(original: &[u8]) -> u32 {
 }
 
 /// Address of one of the agent's routines in the process with this region.
-pub(super) fn in_agent(region: u64, symbol: &str) -> u64 {
+pub(in crate::realm) fn in_agent(region: u64, symbol: &str) -> u64 {
     region + AGENT_OFFSET + ring3_image::symbol(symbol).expect("the agent has it")
 }
 
 /// Where stubs of probes lead in the process with this region.
-pub(super) fn entries(region: u64) -> Entries {
+pub(in crate::realm) fn entries(region: u64) -> Entries {
     let state = |offset: usize| region + STATE_OFFSET + offset as u64;
     Entries {
         enter: in_agent(region, "ring3_enter"),
@@ -41,7 +41,7 @@ pub(super) fn entries(region: u64) -> Entries {
 }
 
 /// `ATTACHMENT_*` of a program.
-pub(super) fn attachment_flags(spec: &LinkSpec) -> u32 {
+pub(in crate::realm) fn attachment_flags(spec: &LinkSpec) -> u32 {
     let when = |holds: bool, flag: u32| if holds { flag } else { 0 };
     let of_call = |context: SyscallContext| matches!(&spec.point, Point::Syscall(point) if point.context == context);
     let of_task = |raw: bool| matches!(&spec.point, Point::Task(point) if point.raw == raw);

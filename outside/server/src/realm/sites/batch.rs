@@ -7,10 +7,10 @@ use super::code_memory::CodeMemory;
 
 /// Code that is written at once: to many places, some of which lie one behind the other.
 #[derive(Debug, Default)]
-pub(super) struct Batch(pub(super) Vec<(u64, Vec<u8>)>);
+pub(in crate::realm) struct Batch(pub(in crate::realm) Vec<(u64, Vec<u8>)>);
 
 impl Batch {
-    pub(super) fn write(mut self, memory: &mut dyn CodeMemory) -> Result<(), inject::Error> {
+    pub(in crate::realm) fn write(mut self, memory: &mut dyn CodeMemory) -> Result<(), inject::Error> {
         self.0.sort();
         let mut run: Option<(u64, Vec<u8>)> = None;
         for (address, code) in self.0 {

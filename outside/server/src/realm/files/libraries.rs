@@ -9,19 +9,20 @@ use ring3_inject as inject;
 use ring3_layout::region::PROCESS_OFFSET;
 use ring3_layout::thread::ProcessPage;
 
-use super::modules::{Modules, likely_key_of, vdso_image};
-use super::process::{code_of, read_process, read_value};
-use super::target::Target;
+use super::mapped::likely_key_of;
+use super::modules::{Modules, vdso_image};
+use crate::realm::process::{code_of, read_process, read_value};
+use crate::realm::target::Target;
 
 impl Target {
     /// Finds out where the C library says where its `struct rseq`s are.
-    pub(super) fn find_rseq(&mut self, modules: &mut Modules, mappings: &[inject::Mapping]) {
+    pub(in crate::realm) fn find_rseq(&mut self, modules: &mut Modules, mappings: &[inject::Mapping]) {
         self.rseq_offset = rseq_offset(self.pid, modules, mappings).unwrap_or(0);
     }
 
     /// Tells the agent if threads have no TCB of their own: then it does not use TCBs (`raw_thread`). A thread that ends
     /// and has no stack either can only make calls for which none is needed.
-    pub(super) fn publish_tcb_validity(&self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+    pub(in crate::realm) fn publish_tcb_validity(&self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
         if stopped.threads().len() == 1 {
             // (It may have none yet; the agent finds that out.)
             return Ok(());
@@ -41,7 +42,7 @@ impl Target {
 
 /// What tells a program in memory from another one that the same process has executed.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Program {
+pub(in crate::realm) struct Program {
     vdso: Option<u64>,
     loader: Option<u64>,
     /// Start, device and inode of the first code of a file.
@@ -49,7 +50,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    pub(super) fn of(mappings: &[inject::Mapping]) -> Program {
+    pub(in crate::realm) fn of(mappings: &[inject::Mapping]) -> Program {
         let start =
             |is_it: &dyn Fn(&inject::Mapping) -> bool| mappings.iter().find(|m| is_it(m)).map(|m| m.range.start);
         let first = code_of(mappings).find(|mapping| mapping.inode != 0);
@@ -62,19 +63,19 @@ impl Program {
 }
 
 /// By name, as gdb does it: the loader is `ld-linux-x86-64.so.2`, `ld-2.31.so`, `ld-musl-x86_64.so.1` ...
-pub(super) fn is_dynamic_loader(path: &str) -> bool {
+pub(in crate::realm) fn is_dynamic_loader(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.starts_with("ld-") || name.starts_with("ld.so") || name.starts_with("ld64.so")
 }
 
 /// Whether a file is the C library, or a part of it, by name as well: `libc.so.6`, `libc-2.31.so`, or the dynamic loader.
-pub(super) fn is_c_library(path: &str) -> bool {
+pub(in crate::realm) fn is_c_library(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.starts_with("libc.so") || name.starts_with("libc-") || is_dynamic_loader(name)
 }
 
 /// Whether a process maps the C library as a file of its own.
-pub(super) fn maps_c_library(pid: u32) -> bool {
+pub(in crate::realm) fn maps_c_library(pid: u32) -> bool {
     let mappings = inject::mappings(inject::Pid(pid)).unwrap_or_default();
     code_of(&mappings).any(|mapping| is_c_library(&mapping.path))
 }
@@ -88,15 +89,15 @@ static OWN_VDSO: LazyLock<Option<(Vec<u8>, Option<u64>)>> = LazyLock::new(|| {
 
 /// The vDSO of a process, as a clock.
 #[derive(Clone, Debug, Default)]
-pub(super) struct VdsoClock {
+pub(in crate::realm) struct VdsoClock {
     /// Address of `__vdso_clock_gettime`; 0: there is none.
-    pub(super) function: u64,
+    pub(in crate::realm) function: u64,
     /// What that uses: the vDSO and its data before it.
-    pub(super) range: Range<u64>,
+    pub(in crate::realm) range: Range<u64>,
 }
 
 /// The vDSO's clock of a process. One that was moved away from its data (`[vvar]`) is none.
-pub(super) fn vdso_clock(pid: u32, mappings: &[inject::Mapping]) -> Option<VdsoClock> {
+pub(in crate::realm) fn vdso_clock(pid: u32, mappings: &[inject::Mapping]) -> Option<VdsoClock> {
     // (Nothing else has these names: fs/proc/task_mmu.c takes them from the kernel's own mappings.)
     let at = mappings.iter().position(|mapping| mapping.path == "[vdso]")?;
     let mapping = &mappings[at];

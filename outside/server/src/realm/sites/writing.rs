@@ -19,20 +19,20 @@ use ring3_layout::region::CONTROL_OFFSET;
 use ring3_patch::{JUMP_BYTES, Plan, STUB_BYTES_MAX, Stub, Tactic};
 use ring3_uapi::Errno;
 
-use super::Refusal;
 use super::code_memory::CodeMemory;
-use super::process::Cleaning;
-use super::refusal::refusal_of;
 use super::site::{CaughtCalls, Place, Site, WantedSite, is_written, taken};
 use super::tables::{entries, hook_flags, in_agent};
-use super::target::Target;
+use crate::realm::Refusal;
+use crate::realm::process::Cleaning;
+use crate::realm::refusal::refusal_of;
+use crate::realm::target::Target;
 
 /// A jump covers sites that begin so many bytes behind it, or fewer.
-pub(super) const WITHIN_JUMP: u64 = JUMP_BYTES as u64 - 1;
+pub(in crate::realm) const WITHIN_JUMP: u64 = JUMP_BYTES as u64 - 1;
 
 impl Target {
     /// True if no byte and no mapping has to change for `wanted`: only who runs where.
-    pub(super) fn is_same_but_uses(&self, wanted: &[WantedSite]) -> bool {
+    pub(in crate::realm) fn is_same_but_uses(&self, wanted: &[WantedSite]) -> bool {
         let wants = |address: &u64| wanted.binary_search_by_key(address, |want| want.place.address).is_ok();
         let mut patched = self.sites.iter().filter(|(_, site)| site.patched);
         let is_there = |place: &Place| {
@@ -43,7 +43,7 @@ impl Target {
     }
 
     /// Sites that stay for others run no programs of their own.
-    pub(super) fn unpublish_unwanted(&mut self, wanted: &[WantedSite]) {
+    pub(in crate::realm) fn unpublish_unwanted(&mut self, wanted: &[WantedSite]) {
         let wants = |address: &u64| wanted.binary_search_by_key(address, |want| want.place.address).is_ok();
         let used = self.sites.iter().filter(|(address, site)| !site.uses.is_empty() && !wants(address));
         for address in used.map(|(address, _)| *address).collect::<Vec<_>>() {
@@ -52,7 +52,7 @@ impl Target {
     }
 
     /// Whether a thread that comes by runs a site's programs.
-    pub(super) fn is_in_force(&self, address: u64) -> bool {
+    pub(in crate::realm) fn is_in_force(&self, address: u64) -> bool {
         self.sites.get(&address).is_some_and(|site| site.patched) || self.carrier_of(address).is_some()
     }
 
@@ -78,7 +78,7 @@ impl Target {
     }
 
     /// Programs of sites that are not to be kept run no more, and bytes are restored that no site needs.
-    pub(super) fn remove_stale(&mut self, stopped: &mut inject::Stopped, keep: &BTreeMap<u64, Place>) {
+    pub(in crate::realm) fn remove_stale(&mut self, stopped: &mut inject::Stopped, keep: &BTreeMap<u64, Place>) {
         let is_kept = |site: &Site| keep.get(&site.place.address) == Some(&site.place);
         let stale: Vec<u64> =
             self.sites.values().filter(|site| !is_kept(site)).map(|site| site.place.address).collect();
@@ -94,7 +94,7 @@ impl Target {
     }
 
     /// Makes the site exist, and its programs run.
-    pub(super) fn place_site(
+    pub(in crate::realm) fn place_site(
         &mut self,
         stopped: &mut inject::Stopped,
         want: WantedSite,
@@ -184,7 +184,7 @@ impl Target {
     }
 
     /// Plans a site and gives it a hook; the process is untouched.
-    pub(super) fn plan_site(&mut self, want: WantedSite, caught: &CaughtCalls) -> Result<Site, Refusal> {
+    pub(in crate::realm) fn plan_site(&mut self, want: WantedSite, caught: &CaughtCalls) -> Result<Site, Refusal> {
         let (name, probed, planned) = (want.name(), want.probed(), want.plan());
         let may_have_one_byte = want.one_byte_stub().is_some() && self.may_have_one_byte(want.place.address);
         let place = want.place;
@@ -303,7 +303,7 @@ impl Target {
     }
 
     /// Writes the jumps of those of these sites whose stubs are there, and where no other site has a say. What became of them.
-    pub(super) fn write_ready_jumps(
+    pub(in crate::realm) fn write_ready_jumps(
         &mut self,
         stopped: &mut inject::Stopped,
         wanted: &[&WantedSite],
@@ -364,12 +364,12 @@ impl Target {
     }
 
     /// No thread runs our code, or goes back to it from a signal handler.
-    pub(super) fn is_nobody_inside(&self, stopped: &inject::Stopped) -> bool {
+    pub(in crate::realm) fn is_nobody_inside(&self, stopped: &inject::Stopped) -> bool {
         (Cleaning { pid: self.pid, region: self.region }).is_nobody_inside(stopped).unwrap_or(false)
     }
 
     /// Writes a stub for a site and its members.
-    pub(super) fn write_stub(
+    pub(in crate::realm) fn write_stub(
         &mut self,
         memory: &mut dyn CodeMemory,
         address: u64,
@@ -422,7 +422,11 @@ impl Target {
     }
 
     /// Restores the bytes of a site, if it is patched.
-    pub(super) fn restore_bytes(&mut self, stopped: &mut inject::Stopped, address: u64) -> Result<(), Refusal> {
+    pub(in crate::realm) fn restore_bytes(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        address: u64,
+    ) -> Result<(), Refusal> {
         let Some(site) = self.sites.get_mut(&address).filter(|site| site.patched) else { return Ok(()) };
         let original = &site.plan.original[..site.jump.len()];
         let restoration = inject::SiteRestoration { site: address, written: &site.jump, original };
@@ -457,10 +461,10 @@ impl Target {
 
 /// Why a site could not be placed.
 #[derive(Clone, Debug)]
-pub(super) enum Unplaced {
-    /// The process has to be made ready for `int3`s first (`traps.rs`).
+pub(in crate::realm) enum Unplaced {
+    /// The process has to be made ready for `int3`s first (`signals/traps.rs`).
     NeedsTraps,
-    /// The agent has to handle faults first (`faults.rs`).
+    /// The agent has to handle faults first (`signals/faults.rs`).
     NeedsFaults,
     Refused(Refusal),
 }
@@ -490,7 +494,7 @@ fn with_tail(stub: &Stub, at: u64, site: u64) -> Vec<u8> {
 }
 
 /// A stub that nothing leads to yet.
-pub(super) struct Written {
+pub(in crate::realm) struct Written {
     at: u64,
     stub: Stub,
     jump: Vec<u8>,
@@ -504,7 +508,7 @@ impl Site {
     }
 
     /// Its jump will lead to this stub, which has its programs and those of these members.
-    pub(super) fn take_stub(&mut self, Written { at, stub, jump }: Written, members: Vec<u64>) {
+    pub(in crate::realm) fn take_stub(&mut self, Written { at, stub, jump }: Written, members: Vec<u64>) {
         self.moved = stub.moved.iter().map(|moved| (moved.original, at + u64::from(moved.stub_offset))).collect();
         (self.stub, self.stub_bytes, self.jump, self.members) = (at, stub.bytes.len() as u32, jump, members);
     }

@@ -63,7 +63,11 @@ pub(super) fn blocks_meanwhile(stopped: &inject::Stopped, tid: u32, signals: u64
 
 /// Whether no thread has read how these signals may be blocked without having acted on that yet, and none of them is
 /// pending.
-pub(super) fn masks_are_stable(stopped: &inject::Stopped, region: u64, signals: u64) -> Result<bool, inject::Error> {
+pub(in crate::realm) fn masks_are_stable(
+    stopped: &inject::Stopped,
+    region: u64,
+    signals: u64,
+) -> Result<bool, inject::Error> {
     let ours = [region..region + AGENT_BYTES_MAX, region + TEXT_OFFSET..region + TEXT_OFFSET + TEXT_BYTES];
     let trampolines = region + TRAMPOLINES_OFFSET..region + TRAMPOLINES_OFFSET + TRAMPOLINES_BYTES;
     let is_inside = |rip: u64| ours.iter().any(|range| range.contains(&rip));
@@ -91,7 +95,7 @@ pub(super) fn masks_are_stable(stopped: &inject::Stopped, region: u64, signals: 
 }
 
 /// For a thread at `rip` in a SUD trampoline: the call's own place, and whether it is at that or behind it.
-pub(super) fn sud_trampoline(stopped: &inject::Stopped, region: u64, rip: u64) -> Option<(u64, Progress)> {
+pub(in crate::realm) fn sud_trampoline(stopped: &inject::Stopped, region: u64, rip: u64) -> Option<(u64, Progress)> {
     let offset = rip.checked_sub(region + SUD_TRAMPOLINES_OFFSET).filter(|offset| *offset < SUD_TRAMPOLINES_BYTES)?;
     let slot = field(region, offset_of!(SudState, slots)) + offset / SUD_TRAMPOLINE_BYTES * 8;
     let behind = read_word(stopped, slot).ok().map(|slot| slot & SUD_ADDRESS_MASK).filter(|behind| *behind != 0)?;
