@@ -16,9 +16,9 @@ use ring3_layout::region::CONTROL_OFFSET;
 use ring3_patch::{NEAR_BYTES_MAX, STUB_BYTES_MAX, Tactic};
 
 use super::Shared;
+use super::calls::WantedCall;
 use super::process::value_from;
 use super::sites::{Batch, CaughtCalls, STOPPED_TWICE_THREADS_MAX, WITHIN_JUMP, WantedSite};
-use super::syscalls::WantedCall;
 use super::target::Target;
 
 /// A call that is so near to a wanted site is left for the stop: probes have the first choice of places.

@@ -10,7 +10,7 @@ use ring3_uapi::Errno;
 use super::executions::is_held;
 use super::files::{ANALYSIS_AT_ONCE, FileKey, likely_key_of};
 use super::process::{RetryDelay, code_of};
-use super::terminal::ReportTo;
+use super::reports::ReportTo;
 use super::tracer::{Actor, Command, LONG};
 use super::{Refusal, files};
 

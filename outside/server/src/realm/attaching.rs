@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::meant::check_reach;
+use super::reports::ReportTo;
 use super::takes::Asked;
 use super::target::Link;
-use super::terminal::ReportTo;
 use super::tracer::{Actor, Command};
 use super::{AttachmentId, LinkSpec, Refusal};
 

@@ -1,7 +1,7 @@
 //! Ends of processes that no program in them has seen: a signal has ended them (docs/design/life.md).
 //!
 //! A thread that ends itself shows that before it makes the call, and leaves a note in the realm block. Where there is none when a
-//! target has ended, the programs run in a process of the server's, as those of perf events do (`hosted.rs`), with what the
+//! target has ended, the programs run in a process of the server's, as those of perf events do (`hosted/events.rs`), with what the
 //! kernel still tells of the process.
 
 use std::collections::VecDeque;

@@ -16,8 +16,8 @@ use ring3_uapi::Errno;
 
 use super::files::ANALYSIS_AT_ONCE;
 use super::refusal::refusal_of;
+use super::reports::{ReportTo, Terminal};
 use super::target::{Link, Target};
-use super::terminal::{ReportTo, Terminal};
 use super::tracer::{Actor, Command, CommandSender, Ready};
 use super::{AttachmentId, Following, Refusal, Shared, TargetStatus, privileges, process};
 

@@ -19,8 +19,8 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
-use super::doorbell::EventFd;
 use super::files::FileId;
+use super::memory::EventFd;
 use super::process::{all_processes, code_of};
 use super::raw_executions::{Executions, Mark, Told};
 use super::tracer::{Command, CommandSender};

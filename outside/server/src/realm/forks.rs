@@ -18,8 +18,8 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::Errno;
 
 use super::process::{nonce_at, read_value};
+use super::reports::{ReportTo, report_untraced};
 use super::target::Target;
-use super::terminal::{ReportTo, report_untraced};
 use super::tracer::Actor;
 use super::{Shared, process};
 

@@ -7,53 +7,33 @@
 mod ahead;
 mod applying;
 mod attaching;
-mod budget;
-mod callers;
-mod domains;
-mod doorbell;
+mod calls;
 mod ends;
 mod executions;
-mod explain;
-mod extension;
 mod files;
-mod filters;
 mod finder;
 mod forks;
-mod garbage;
 mod hosted;
-mod interest;
 mod leftovers;
 mod letting_go;
-mod map_sources;
 mod meant;
-mod named;
+mod memory;
 mod orphans;
-mod owners;
 mod placing;
 mod privileges;
 mod process;
-mod program_faults;
-mod program_process;
-mod protection;
+mod programs;
 mod raw_executions;
 mod recovery;
 mod refusal;
+mod reports;
 mod requests;
-mod restore_calls;
 mod signals;
 mod single;
 mod sites;
-mod status;
-mod sud;
-mod syscalls;
 mod takes;
 mod target;
-mod task;
-mod terminal;
-mod test_run;
-mod text;
 mod tracer;
-mod unseen;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -76,26 +56,20 @@ use ring3_uapi::syscalls::by_number;
 use ring3_verifier::ProcessFilter;
 use serde::{Deserialize, Serialize};
 
-pub use domains::Domain;
-pub use doorbell::EventFd;
-pub use explain::{Explained, explain, survey};
-pub use extension::ExtensionClass;
 pub use files::{FileId, plan_file};
 pub use finder::Watch;
-pub use hosted::{EventSpec, HostedEvent, HostedProgram};
+pub use hosted::{EventSpec, HostedEvent, HostedProgram, TestInput};
 pub(crate) use hosted::{field_of, put};
-pub use named::PerfFiles;
-pub use owners::{Death, number_of_process, process_named};
+pub use memory::{
+    Death, Domain, EventFd, Isolation, TextRange, has_protection_keys, number_of_process, process_named,
+};
 pub(crate) use process::{futex_wake, leader};
-pub use protection::{Isolation, has_protection_keys};
+pub use programs::ExtensionClass;
+pub(crate) use programs::task_table;
 pub use refusal::Refusal;
+pub use reports::{Explained, PerfFiles, SiteStatus, TargetStatus, Terminal, explain, survey};
 pub use ring3_run::possible_cpus;
-pub use status::{SiteStatus, TargetStatus};
 pub use target::fresh_nonce;
-pub(crate) use task::task_table;
-pub use terminal::Terminal;
-pub use test_run::TestInput;
-pub use text::TextRange;
 pub use tracer::Ready;
 use tracer::{Command, Tracer};
 
@@ -362,12 +336,12 @@ pub struct RealmStatus {
 /// Memory and tables that the loader side and the tracer share.
 struct Shared {
     agent: process::SharedFile,
-    domains: domains::Domains,
-    text: text::TextStore,
+    domains: memory::Domains,
+    text: memory::TextStore,
     unwind: files::UnwindStore,
-    doorbells: doorbell::Doorbells,
-    namespaces: owners::Namespaces,
-    deaths: owners::Deaths,
+    doorbells: memory::Doorbells,
+    namespaces: memory::Namespaces,
+    deaths: memory::Deaths,
     /// Index: GOT slot. A slot is free again once every target has unmapped it.
     maps: Mutex<Vec<Option<Arc<MapFile>>>>,
     /// Maps that are reached through others: perf buffers through their perf event array, inner maps through their outer
@@ -425,16 +399,16 @@ impl Realm {
         };
         agent.write_bytes(0, image);
         if agent.has_path() {
-            named::wrap(&agent, agent_bytes, ring3_image::code(), &[(0, Arc::new(named::of_agent()))]);
+            reports::wrap(&agent, agent_bytes, ring3_image::code(), &[(0, Arc::new(reports::of_agent()))]);
         }
         let shared = Arc::new(Shared {
             agent,
-            domains: domains::Domains::new()?,
-            text: text::TextStore::new(perf)?,
+            domains: memory::Domains::new()?,
+            text: memory::TextStore::new(perf)?,
             unwind: files::UnwindStore::new()?,
-            doorbells: doorbell::Doorbells::new(),
-            namespaces: owners::Namespaces::new(),
-            deaths: owners::Deaths::new()?,
+            doorbells: memory::Doorbells::new(),
+            namespaces: memory::Namespaces::new(),
+            deaths: memory::Deaths::new()?,
             maps: Mutex::new(vec![]),
             companions: Mutex::new(BTreeMap::new()),
             rung: AtomicBool::new(false),

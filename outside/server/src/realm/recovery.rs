@@ -20,13 +20,13 @@ use ring3_layout::thread::{
     ThreadBlock,
 };
 
+use super::calls::{restore, sud};
 use super::process::{
     Cleaning, FIRST_PAUSE, PAUSE_MAX_AWAITED, is_passing, limits, put_back, read_process, read_value, value_from,
 };
 use super::signals::{actions, faults, traps};
 use super::sites::STOPPED_TWICE_THREADS_MAX;
 use super::target::STOP_WITHIN;
-use super::{restore_calls, sud};
 
 /// How the memfds that ring3 maps into targets begin.
 const MEMFD_PREFIX: &str = "/memfd:ring3-";
@@ -103,7 +103,7 @@ impl Cleaning {
         }
         let was_own = restored.calls;
         if !was_own {
-            restore_calls::restore(stopped, self.region)?;
+            restore::restore(stopped, self.region)?;
             self.restore_counters(stopped)?;
             restored.calls = true;
         }

@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use ring3_layout::realm::{Request, request};
 use ring3_layout::thread::THREADS_MAX;
 
+use super::calls::filters;
 use super::executions::{Announcer, InheritedState};
-use super::owners::Death;
-use super::program_faults::Ended;
+use super::memory::Death;
+use super::programs::Ended;
+use super::reports::ReportTo;
 use super::target::Target;
-use super::terminal::ReportTo;
 use super::tracer::Actor;
-use super::{Shared, filters, process};
+use super::{Shared, process};
 
 /// Pauses behind attempts to restore the code of a process that waits to be let go, if it could not be stopped.
 const RESTORED_AGAIN_AFTER_MS: [u64; 3] = [1, 10, 50];

@@ -15,9 +15,9 @@ use ring3_patch::JUMP_BYTES;
 
 use super::files::Modules;
 use super::refusal::refusal_of;
+use super::reports::ReportTo;
 use super::sites::{Place, Unplaced, Use, WantedSite, places};
 use super::target::{Link, STOP_WITHIN, Target, refuse};
-use super::terminal::ReportTo;
 use super::tracer::{Actor, LONG};
 use super::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallPoint, process};
 

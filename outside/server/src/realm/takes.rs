@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
+use super::calls::are_of_strace;
 use super::executions::InheritedState;
 use super::files::FileId;
 use super::finder::Wanted;
 use super::meant::{check_reach, holds, is_of_family};
 use super::process::{Maker, code_of};
+use super::reports::{ReportTo, Terminal, report_untraced};
 use super::sites::maps;
 use super::target::{Link, Target};
-use super::terminal::{ReportTo, Terminal, report_untraced};
 use super::tracer::{Actor, Command};
-use super::unseen::are_of_strace;
 use super::{AttachmentId, Following, LinkSpec, NotTraced, Point, Refusal, Scope, process};
 use crate::rights::Subject;
 

@@ -22,19 +22,17 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::ahead::Ahead;
+use super::calls::{SudFallback, Syscalls, WantedCalls};
 use super::ends::Life;
-use super::extension::Extensions;
 use super::files::{Modules, Program, VdsoClock, likely_file_of, vdso_clock};
 use super::forks::WitnessFile;
 use super::hosted::Host;
-use super::map_sources::{opened_for_targets, sources};
-use super::named::PerfMap;
-use super::owners::Death;
+use super::memory::{Death, Protection, opened_for_targets, sources};
 use super::placing::{Calls, Series};
 use super::process::{Cleaning, RetryDelay, SharedFile, code_of, limits, nonce_at};
-use super::program_faults::FaultCount;
-use super::protection::Protection;
+use super::programs::{Extensions, FaultCount};
 use super::refusal::refusal_of;
+use super::reports::{PerfMap, Terminal};
 use super::requests::Budget;
 use super::signals::{FaultState, TrapState};
 use super::single::Settled;
@@ -42,9 +40,6 @@ use super::sites::{
     Area, FIRST_STUB_AREA_BYTES, Place, RangeAllocator, RelayPage, Site, Use, WantedSite, attachment_flags, in_agent,
     place_in, places, taken,
 };
-use super::sud::SudFallback;
-use super::syscalls::{Syscalls, WantedCalls};
-use super::terminal::Terminal;
 use super::{AttachmentId, Domain, Following, LinkSpec, MapSlot, Point, Refusal, Shared, process};
 use crate::rights::Subject;
 

@@ -16,24 +16,21 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 
 use super::attaching::Removed;
-use super::doorbell::EventFd;
 use super::ends::RecentEnds;
 use super::executions::{Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, Work};
 use super::files::{ANALYSIS_AT_ONCE, FileKey};
 use super::forks::YoungForks;
-use super::garbage::Garbage;
 use super::leftovers::leftovers;
+use super::memory::{EventFd, Garbage, TextRange, Untended, owners};
 use super::orphans::Orphans;
-use super::owners::Untended;
 use super::placing::Series;
 use super::process::RetryDelay;
 use super::refusal::refusal_of;
+use super::reports::{ReportTo, Terminal};
 use super::takes::{Asked, Candidate, Takes};
 use super::target::{DETACH_WITHIN, Link, STOP_WITHIN, Target};
-use super::terminal::{ReportTo, Terminal};
-use super::text::TextRange;
 use super::{
-    AttachmentId, Following, LinkSpec, MapSlot, NotTraced, Refusal, Shared, TargetStatus, executions, owners, process,
+    AttachmentId, Following, LinkSpec, MapSlot, NotTraced, Refusal, Shared, TargetStatus, executions, process,
 };
 use ring3_names::elf::PlacedSymbol;
 

@@ -11,9 +11,9 @@ use ring3_layout::region::{TEXT_BYTES, TEXT_OFFSET};
 use ring3_layout::sud::{SUD_TRAMPOLINES_BYTES, SUD_TRAMPOLINES_OFFSET};
 use ring3_names::Names;
 
-use super::named::PerfFiles;
-use super::process::SharedFile;
-use super::{named, sud};
+use crate::realm::calls::sud;
+use crate::realm::process::SharedFile;
+use crate::realm::reports::{PerfFiles, named};
 
 /// Alignment of a program's first byte.
 const PROGRAM_ALIGN: u32 = 64;

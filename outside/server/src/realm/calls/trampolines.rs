@@ -25,47 +25,48 @@ use ring3_uapi::Errno;
 use ring3_uapi::nr;
 
 use super::callers::number_of;
-use super::files::{Modules, SyscallPlans, is_dynamic_loader, likely_key_of};
 use super::interest::{
     CallSeries, SyscallInterest, concerns_sud, concerns_traps, is_always, is_of_event, may_change_masks,
 };
-use super::process::{put_back, read_process};
-use super::refusal::refusal_of;
-use super::sites::{Batch, CaughtCalls, CodeMemory, in_agent, is_written};
-use super::target::{Link, Target};
+use super::sud;
 use super::unseen::Unseen;
-use super::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallContext, sud};
 use crate::kernel::known;
+use crate::realm::files::{Modules, SyscallPlans, is_dynamic_loader, likely_key_of};
+use crate::realm::process::{put_back, read_process};
+use crate::realm::refusal::refusal_of;
+use crate::realm::sites::{Batch, CaughtCalls, CodeMemory, in_agent, is_written};
+use crate::realm::target::{Link, Target};
+use crate::realm::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallContext};
 
 /// Where in the control page the attachment of nobody is.
 const NOBODY_OFFSET: u64 = TABLES_OFFSET + offset_of!(SyscallTables, nobody) as u64;
 
 /// Calls of a process, and what it has beside them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct WantedCalls {
-    pub(super) calls: Vec<WantedCall>,
+pub(in crate::realm) struct WantedCalls {
+    pub(in crate::realm) calls: Vec<WantedCall>,
     pub(super) unseen: Unseen,
     /// Why the SUD fallback is wanted.
-    pub(super) sud: Option<String>,
+    pub(in crate::realm) sud: Option<String>,
     /// Why they are wanted.
     interest: SyscallInterest,
 }
 
 /// A site that should be there.
 #[derive(Clone, Debug)]
-pub(super) struct WantedCall {
-    pub(super) plan: SyscallPlan,
+pub(in crate::realm) struct WantedCall {
+    pub(in crate::realm) plan: SyscallPlan,
     /// Range of the mapping, for the near stub's neighbourhood.
-    pub(super) mapping: std::ops::Range<u64>,
+    pub(in crate::realm) mapping: std::ops::Range<u64>,
     /// Device and inode of the file.
-    pub(super) file: (u64, u64),
+    pub(in crate::realm) file: (u64, u64),
     /// The code may run on stacks that have room for nothing else.
-    pub(super) small_stacks: bool,
+    pub(in crate::realm) small_stacks: bool,
 }
 
 /// The calls that should be seen in a process with these mappings, and what may be others that cannot. `vdso` is what that has;
 /// `unscanned` why the SUD fallback is wanted, if it can be had and nothing else is a reason.
-pub(super) fn wanted(
+pub(in crate::realm) fn wanted(
     interest: &SyscallInterest,
     pid: u32,
     mappings: &[inject::Mapping],
@@ -155,7 +156,7 @@ struct Listed {
 
 /// The system call sites of a target, by the address of the call.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Syscalls {
+pub(in crate::realm) struct Syscalls {
     sites: BTreeMap<u64, CallSite>,
     used: u32,
     /// Calls that could not be replaced, and why.
@@ -164,12 +165,12 @@ pub(super) struct Syscalls {
     /// Calls that may change signal masks.
     changing: Vec<u64>,
     /// Why those are seen that are.
-    pub(super) interest: SyscallInterest,
+    pub(in crate::realm) interest: SyscallInterest,
     /// Tools make links of one call after the other.
-    pub(super) series: CallSeries,
+    pub(in crate::realm) series: CallSeries,
     listed: Listed,
     /// Links whose programs see calls here.
-    pub(super) subscribers: BTreeSet<AttachmentId>,
+    pub(in crate::realm) subscribers: BTreeSet<AttachmentId>,
     /// What the tables were made from.
     published: Option<Published>,
     /// The hook that counts, by its index, and its address.
@@ -178,7 +179,7 @@ pub(super) struct Syscalls {
 
 impl Syscalls {
     /// Whether these sites are there, and no others.
-    pub(super) fn are(&self, wanted: &[WantedCall]) -> bool {
+    pub(in crate::realm) fn are(&self, wanted: &[WantedCall]) -> bool {
         let known = |want: &WantedCall| match self.sites.get(&want.plan.key()) {
             Some(placed) => placed.patched && placed.is(want),
             None => self.refused.contains_key(&want.plan.key()),
@@ -189,46 +190,46 @@ impl Syscalls {
     }
 
     /// Whether a site that is there has displaced some of these bytes.
-    pub(super) fn overlap(&self, bytes: &Range<u64>) -> bool {
+    pub(in crate::realm) fn overlap(&self, bytes: &Range<u64>) -> bool {
         let patched = self.sites.values().filter(|placed| placed.patched).map(|placed| &placed.plan);
         patched.into_iter().any(|plan| plan.site < bytes.end && bytes.start < plan.site + plan.displaced.len() as u64)
     }
 
     /// Whether the code for a call is there, or will be when a batch is written.
-    pub(super) fn knows(&self, key: u64) -> bool {
+    pub(in crate::realm) fn knows(&self, key: u64) -> bool {
         self.sites.contains_key(&key)
     }
 
     /// The code for a call is not there, unless the call goes through it.
-    pub(super) fn forget_unpatched(&mut self, key: u64) {
+    pub(in crate::realm) fn forget_unpatched(&mut self, key: u64) {
         if !self.sees(key) {
             self.sites.remove(&key);
         }
     }
 
     /// Whether a call goes through a trampoline.
-    pub(super) fn sees(&self, key: u64) -> bool {
+    pub(in crate::realm) fn sees(&self, key: u64) -> bool {
         self.sites.get(&key).is_some_and(|placed| placed.patched)
     }
 
     /// A call that may change signal masks, and is not seen.
-    pub(super) fn unseen_change(&self) -> Option<u64> {
+    pub(in crate::realm) fn unseen_change(&self) -> Option<u64> {
         self.changing.iter().copied().find(|call| !self.sees(*call))
     }
 
     /// Index of the hook that counts.
-    pub(super) fn hook_index(&self) -> Option<usize> {
+    pub(in crate::realm) fn hook_index(&self) -> Option<usize> {
         self.hook.map(|(index, _)| index as usize)
     }
 
     /// Where jumps should stand, with their bytes.
-    pub(super) fn written(&self) -> impl Iterator<Item = (u64, &[u8])> {
+    pub(in crate::realm) fn written(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let patched = self.sites.values().filter(|placed| placed.patched);
         patched.map(|placed| (placed.plan.site, &placed.jump[..]))
     }
 
     /// How many calls go through trampolines, and those that could not be replaced.
-    pub(super) fn status(&self) -> (usize, Vec<String>) {
+    pub(in crate::realm) fn status(&self) -> (usize, Vec<String>) {
         let patched = self.sites.values().filter(|placed| placed.patched).count();
         let refused = self.refused.iter().map(|(call, why)| format!("{call:#x}: {why}"));
         (patched, refused.chain(self.unseen.left.iter().chain(&self.unseen.gate).cloned()).collect())
@@ -275,7 +276,7 @@ fn site_offset(index: u32) -> u64 {
 
 impl Target {
     /// The system calls that should be seen: those that links want, and the mappings that the dynamic loader makes.
-    pub(super) fn wanted_calls(
+    pub(in crate::realm) fn wanted_calls(
         &self,
         shared: &Shared,
         links: &BTreeMap<AttachmentId, Link>,
@@ -298,7 +299,7 @@ impl Target {
     }
 
     /// Brings the sites of system calls in line with what has just become wanted.
-    pub(super) fn reconcile_calls_now(
+    pub(in crate::realm) fn reconcile_calls_now(
         &mut self,
         stopped: &mut inject::Stopped,
         shared: &Shared,
@@ -313,12 +314,12 @@ impl Target {
     }
 
     /// Whether calls that change signal masks are to be seen.
-    pub(super) fn watches_masks(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
+    pub(in crate::realm) fn watches_masks(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
         self.traps.wanted || self.wants_faults(links)
     }
 
     /// Remembers what was found out beside the calls themselves.
-    pub(super) fn note_calls(&mut self, wanted: WantedCalls) -> Vec<WantedCall> {
+    pub(in crate::realm) fn note_calls(&mut self, wanted: WantedCalls) -> Vec<WantedCall> {
         let changing = wanted.calls.iter().filter(|call| may_change_masks(&call.plan));
         self.syscalls.interest = wanted.interest;
         self.syscalls.changing = changing.map(|call| call.plan.key()).collect();
@@ -327,7 +328,7 @@ impl Target {
     }
 
     /// Brings the sites of system calls in line with what is wanted.
-    pub(super) fn reconcile_calls(&mut self, stopped: &mut inject::Stopped, wanted: Vec<WantedCall>) {
+    pub(in crate::realm) fn reconcile_calls(&mut self, stopped: &mut inject::Stopped, wanted: Vec<WantedCall>) {
         let keep: BTreeMap<u64, &WantedCall> = wanted.iter().map(|want| (want.plan.key(), want)).collect();
         let is_stale = |placed: &CallSite| keep.get(&placed.plan.key()).is_none_or(|want| !placed.is(want));
         let stale: Vec<u64> =
@@ -372,7 +373,7 @@ impl Target {
     }
 
     /// Of mappings that are others than those that were there before, in their place: nothing is written there yet.
-    pub(super) fn forget_unmapped_calls(&mut self, wanted: &[WantedCall]) {
+    pub(in crate::realm) fn forget_unmapped_calls(&mut self, wanted: &[WantedCall]) {
         // All sites of a mapping are there or none, so the first one tells.
         for calls in wanted.chunk_by(|a, b| a.mapping == b.mapping) {
             let mut placed = calls.iter().filter_map(|want| self.syscalls.sites.get(&want.plan.key()));
@@ -422,7 +423,7 @@ impl Target {
     }
 
     /// Makes a site exist that is not known, the code for which joins the batch.
-    pub(super) fn add_call(
+    pub(in crate::realm) fn add_call(
         &mut self,
         memory: &mut dyn CodeMemory,
         want: WantedCall,
@@ -569,7 +570,7 @@ impl Target {
     }
 
     /// Publishes who sees which call.
-    pub(super) fn publish_calls(&mut self, links: &BTreeMap<AttachmentId, Link>) {
+    pub(in crate::realm) fn publish_calls(&mut self, links: &BTreeMap<AttachmentId, Link>) {
         let subscribers = self.links_for(links).filter(|(_, spec)| !matches!(spec.point, Point::Probe(_)));
         let subscribers = subscribers.map(|(id, _)| id).collect();
         self.publish_calls_of(&subscribers, links);
@@ -577,7 +578,7 @@ impl Target {
     }
 
     /// Publishes who sees which call, of these links: new ranges first, then one store for each number.
-    pub(super) fn publish_calls_of(
+    pub(in crate::realm) fn publish_calls_of(
         &mut self,
         subscribers: &BTreeSet<AttachmentId>,
         links: &BTreeMap<AttachmentId, Link>,
@@ -695,7 +696,11 @@ impl Target {
     }
 
     /// Publishes that one more link, of one call, sees that; false: all have to be published.
-    pub(super) fn publish_call_also(&mut self, id: AttachmentId, links: &BTreeMap<AttachmentId, Link>) -> bool {
+    pub(in crate::realm) fn publish_call_also(
+        &mut self,
+        id: AttachmentId,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) -> bool {
         let Some(Point::Syscall(point)) = links.get(&id).map(|link| &link.spec.point) else { return false };
         let (Calls::Of(number), Some(mut published)) = (point.calls, self.syscalls.published.take()) else {
             return false;
@@ -729,13 +734,13 @@ impl Target {
     }
 
     /// Tells the agent whether it is to announce what is executed.
-    pub(super) fn publish_following(&self) {
+    pub(in crate::realm) fn publish_following(&self) {
         let at = TABLES_OFFSET + offset_of!(SyscallTables, follow) as u64;
         self.control.word32(at).store(u32::from(self.following.follows()), SeqCst);
     }
 
     /// Tells the agent where thread blocks are, and its handler of SIGCANCEL, once that is known.
-    pub(super) fn publish_thread_blocks(&self) {
+    pub(in crate::realm) fn publish_thread_blocks(&self) {
         let word = |offset: usize| self.control.word(TABLES_OFFSET + offset as u64);
         word(offset_of!(SyscallTables, blocks)).store(self.region + STATE_OFFSET + STATE_HEADER_BYTES, SeqCst);
         word(offset_of!(SyscallTables, cancel_handler)).store(sud::cancel_handler(self.region), SeqCst);
@@ -744,7 +749,7 @@ impl Target {
 
     /// Has the only thread of a process that has just executed a program go by the end of `execve` first, which programs see
     /// as any other: in a trampoline of its own.
-    pub(super) fn finish_exec(&self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+    pub(in crate::realm) fn finish_exec(&self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
         let index = SITES_MAX;
         let Some(tid) = stopped.threads().first().copied() else { return Ok(()) };
         let registers = stopped.registers(tid)?;

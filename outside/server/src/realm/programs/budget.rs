@@ -7,15 +7,15 @@ use std::time::Duration;
 use ring3_layout::thread::{OVERRUN_LINKS_MAX, OVERRUNS_MAX, Overruns, ThreadBlock};
 use ring3_uapi::Errno;
 
-use super::process::read_value;
-use super::status::OverrunStatus;
-use super::target::Target;
-use super::tracer::Actor;
-use super::{AttachmentId, LinkSpec, Refusal};
+use crate::realm::process::read_value;
+use crate::realm::reports::OverrunStatus;
+use crate::realm::target::Target;
+use crate::realm::tracer::Actor;
+use crate::realm::{AttachmentId, LinkSpec, Refusal};
 
 impl Target {
     /// Runs of programs that took longer than their budget, by link and program. (Written by the target.)
-    pub(super) fn overruns(&self) -> Vec<OverrunStatus> {
+    pub(in crate::realm) fn overruns(&self) -> Vec<OverrunStatus> {
         let mut sums: BTreeMap<(u32, u32), (u64, u64)> = BTreeMap::new();
         for block in self.blocks() {
             let table = block + offset_of!(ThreadBlock, overruns) as u64;
@@ -33,7 +33,7 @@ impl Target {
 
 impl Actor {
     /// A thread of a target says that a program overruns its budget too often. (What the target says is only about itself.)
-    pub(super) fn switch_off_overrunning(&mut self, pid: u32, link_id: u32, prog_id: u32) {
+    pub(in crate::realm) fn switch_off_overrunning(&mut self, pid: u32, link_id: u32, prog_id: u32) {
         let Some(target) = self.targets.get_mut(&pid) else { return };
         let overruns = target.overruns();
         let worst = overruns.iter().find(|row| (row.link_id, row.prog_id) == (link_id, prog_id));
@@ -49,7 +49,7 @@ impl Actor {
     }
 
     /// No link of this id with this program runs it in a target from now on, for the reason that `why` gives, if any.
-    pub(super) fn switch_off(
+    pub(in crate::realm) fn switch_off(
         &mut self,
         pid: u32,
         (link_id, prog_id): (u32, u32),
@@ -71,7 +71,7 @@ impl Actor {
     }
 
     /// A link is gone.
-    pub(super) fn forget_switched_off(&mut self, id: AttachmentId) {
+    pub(in crate::realm) fn forget_switched_off(&mut self, id: AttachmentId) {
         self.targets.values_mut().for_each(|target| drop(target.switched_off.remove(&id)));
     }
 }

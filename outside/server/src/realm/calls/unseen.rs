@@ -5,10 +5,10 @@
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
-use super::files::{Modules, likely_key_of};
-use super::target::Target;
-use super::tracer::Actor;
-use super::{Refusal, Shared};
+use crate::realm::files::{Modules, likely_key_of};
+use crate::realm::target::Target;
+use crate::realm::tracer::Actor;
+use crate::realm::{Refusal, Shared};
 
 /// Why no tool sees such calls, where the instruction was not found before it ran.
 const BY_GATE: &str = "it makes system calls by `int $0x80`";
@@ -17,27 +17,27 @@ const BY_GATE: &str = "it makes system calls by `int $0x80`";
 #[derive(Clone, Debug, Default)]
 pub(super) struct Unseen {
     /// What may be calls and was left alone, and why.
-    pub(super) left: Vec<String>,
+    pub(in crate::realm) left: Vec<String>,
     /// Addresses behind calls whose place matters.
-    pub(super) left_in_place: Vec<u64>,
+    pub(in crate::realm) left_in_place: Vec<u64>,
     /// An `int $0x80`, as people are told of it.
-    pub(super) gate: Option<String>,
+    pub(in crate::realm) gate: Option<String>,
 }
 
 /// Whether strace traces these processes or what comes from them.
-pub(super) fn are_of_strace<'a>(mut family: impl Iterator<Item = &'a u32>) -> bool {
+pub(in crate::realm) fn are_of_strace<'a>(mut family: impl Iterator<Item = &'a u32>) -> bool {
     let tracers = inject::traced_through();
     family.any(|pid| tracers.contains(pid))
 }
 
 impl Target {
     /// Whether strace traces it, and would miss calls that are not seen.
-    pub(super) fn is_of_strace(&self) -> bool {
+    pub(in crate::realm) fn is_of_strace(&self) -> bool {
         are_of_strace(self.forebears.iter())
     }
 
     /// Refuses a process of strace's whose code has an `int $0x80`.
-    pub(super) fn check_gates(&self, shared: &Shared, mappings: &[inject::Mapping]) -> Result<(), Refusal> {
+    pub(in crate::realm) fn check_gates(&self, shared: &Shared, mappings: &[inject::Mapping]) -> Result<(), Refusal> {
         if !self.is_of_strace() {
             return Ok(());
         }
@@ -57,7 +57,7 @@ fn gate_in(pid: u32, mapping: &inject::Mapping, modules: &mut Modules) -> Option
 
 impl Actor {
     /// The code of a target has an `int $0x80`, perhaps.
-    pub(super) fn meet_gate(&mut self, pid: u32) {
+    pub(in crate::realm) fn meet_gate(&mut self, pid: u32) {
         let Some(target) = self.targets.get(&pid).filter(|target| !target.is_detaching()) else { return };
         let Some(why) = target.syscalls.unseen.gate.clone() else { return };
         match target.is_of_strace() {
@@ -67,7 +67,7 @@ impl Actor {
     }
 
     /// A thread of a target, which waits for the answer, is about to make such a call.
-    pub(super) fn meet_call_by_gate(&mut self, pid: u32, own_pid: u32) {
+    pub(in crate::realm) fn meet_call_by_gate(&mut self, pid: u32, own_pid: u32) {
         let Some(target) = self.targets.get(&pid) else { return };
         match target.is_of_strace() {
             true => self.let_go_at_once((pid, own_pid), BY_GATE),

@@ -15,13 +15,12 @@ use ring3_names::{Function, Names};
 use ring3_patch::frames::{self, Registers};
 use ring3_uapi::{Errno, nr};
 
-use super::named::of_agent;
-use super::owners::Death;
-use super::process::{read_value, write_process};
-use super::status::FaultStatus;
-use super::target::Target;
-use super::tracer::Actor;
-use super::{Shared, process};
+use crate::realm::memory::Death;
+use crate::realm::process::{read_value, write_process};
+use crate::realm::reports::{FaultStatus, of_agent};
+use crate::realm::target::Target;
+use crate::realm::tracer::Actor;
+use crate::realm::{Shared, process};
 
 /// Frames between a fault and the program's caller, at most.
 const FRAMES_MAX: usize = 64;
@@ -30,7 +29,7 @@ const FAULT_WITHIN: u64 = 2048;
 
 /// Faults of a program, by one link, in a target.
 #[derive(Clone, Debug, Default)]
-pub(super) struct FaultCount {
+pub(in crate::realm) struct FaultCount {
     runs: u64,
     last: String,
     /// It has been said that a run's caller could not be found.
@@ -55,7 +54,7 @@ struct Place<'a> {
 }
 
 /// What became of a run that is said to have faulted.
-pub(super) enum Ended {
+pub(in crate::realm) enum Ended {
     /// The thread does not wait yet, or its answer waits for what it holds to be released. To answer that twice would answer its
     /// next request.
     NotYet,
@@ -167,7 +166,7 @@ impl Place<'_> {
 
 impl Target {
     /// Runs of programs that faulted, by link and program.
-    pub(super) fn faulted_runs(&self) -> Vec<FaultStatus> {
+    pub(in crate::realm) fn faulted_runs(&self) -> Vec<FaultStatus> {
         let row = |(&(link_id, prog_id), count): (&(u32, u32), &FaultCount)| FaultStatus {
             link_id,
             prog_id,
@@ -190,7 +189,7 @@ impl Target {
 
 impl Actor {
     /// A thread of a target says that a program has faulted, and has written a [`Fault`] at `address`.
-    pub(super) fn end_faulted_run(&mut self, pid: u32, own_tid: u32, index: usize, address: u64) -> Ended {
+    pub(in crate::realm) fn end_faulted_run(&mut self, pid: u32, own_tid: u32, index: usize, address: u64) -> Ended {
         let (Some(target), Some(tid)) = (self.targets.get(&pid), process::thread_named(pid, own_tid)) else {
             return Ended::Answered;
         };

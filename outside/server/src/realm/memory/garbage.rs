@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::target::Target;
 use super::text::TextRange;
-use super::tracer::Actor;
-use super::{MapSlot, process};
+use crate::realm::target::Target;
+use crate::realm::tracer::Actor;
+use crate::realm::{MapSlot, process};
 
 /// Text or a map slot that may be reused once no target uses it.
-pub(super) enum Garbage {
+pub(in crate::realm) enum Garbage {
     Text(TextRange),
     Map(MapSlot),
 }
 
 impl Actor {
-    pub(super) fn drop_map(&mut self, slot: MapSlot) {
+    pub(in crate::realm) fn drop_map(&mut self, slot: MapSlot) {
         let users = self.all_tables().filter(|t| t.has_map(slot)).map(|t| t.pid).collect();
         self.pending.push((Garbage::Map(slot), users));
         self.collect_garbage();
@@ -31,7 +31,7 @@ impl Actor {
     }
 
     /// Frees what no thread can be using: every process that might has been seen outside all programs.
-    pub(super) fn collect_garbage(&mut self) {
+    pub(in crate::realm) fn collect_garbage(&mut self) {
         if self.pending.is_empty() {
             return;
         }

@@ -10,12 +10,12 @@ use ring3_layout::syscall::{
 use ring3_patch::{CallerLinks, JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan};
 
 use super::callers::replaced_at;
-use super::process::{put_back, table_until};
-use super::signals::sud_trampoline;
+use crate::realm::process::{put_back, table_until};
+use crate::realm::signals::sud_trampoline;
 
 /// Puts the bytes of all sites back that the table in a process's control page names, and moves threads out of what belongs
 /// to them.
-pub(super) fn restore(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
+pub(in crate::realm) fn restore(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
     // (Up to the first entry that was never written.)
     let table = region + CONTROL_OFFSET + SITES_OFFSET;
     let entries = table_until(stopped.pid(), table, SITES_MAX, |entry: &SyscallSite| entry.near == 0);

@@ -21,13 +21,13 @@ use ring3_layout::thread::ThreadBlock;
 use ring3_patch::JUMP_BYTES;
 use ring3_uapi::{Errno, nr};
 
-use super::Refusal;
-use super::files::file_of;
-use super::process::{Cleaning, own_pid, read_process, read_value};
-use super::refusal::refusal_of;
-use super::signals::{action_of, actions, field, masks_are_stable, read_word, set_action, write_flag};
-use super::sites::{CaughtCalls, in_agent};
-use super::target::{STOP_WITHIN, Target};
+use crate::realm::Refusal;
+use crate::realm::files::file_of;
+use crate::realm::process::{Cleaning, own_pid, read_process, read_value};
+use crate::realm::refusal::refusal_of;
+use crate::realm::signals::{action_of, actions, field, masks_are_stable, read_word, set_action, write_flag};
+use crate::realm::sites::{CaughtCalls, in_agent};
+use crate::realm::target::{STOP_WITHIN, Target};
 
 /// Attempts to find a process in a state in which the fallback can be enabled or disabled, and pauses between them.
 const ATTEMPTS: u32 = 100;
@@ -42,24 +42,24 @@ pub(super) fn is_changer(number: i64) -> bool {
 
 /// What the server knows of a target's SUD fallback.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SudFallback {
-    pub(super) armed: bool,
+pub(in crate::realm) struct SudFallback {
+    pub(in crate::realm) armed: bool,
     /// Why it is wanted.
-    pub(super) why: Option<String>,
+    pub(in crate::realm) why: Option<String>,
     /// Why there will be none, whatever happens.
-    pub(super) given_up: Option<String>,
+    pub(in crate::realm) given_up: Option<String>,
 }
 
 impl SudFallback {
     /// Why there is none where it is wanted.
-    pub(super) fn refused(&self) -> Option<String> {
+    pub(in crate::realm) fn refused(&self) -> Option<String> {
         let why = self.why.as_ref().filter(|_| !self.armed);
         let not_yet = |why: &String| format!("could not quiesce all threads to enable SUD ({why})");
         self.given_up.clone().or_else(|| why.map(not_yet))
     }
 
     /// Whether it is enabled exactly if it is wanted.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(in crate::realm) fn is_settled(&self) -> bool {
         self.armed == self.why.is_some()
     }
 }
@@ -96,7 +96,7 @@ fn disarm(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Erro
 
 /// Disables the fallback of a process, all at once: whoever finds calls as they were must find actions as they were.
 /// False: that is not possible at present.
-pub(super) fn disable(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
+pub(in crate::realm) fn disable(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
     if !actions::is_taken(stopped.pid(), region, SIGSYS) {
         return Ok(true);
     }
@@ -150,7 +150,7 @@ pub(super) fn restore_cancel_handler(
 
 /// The SUD trampolines, which lie at the same distance from the agent in all processes. After each call `rcx` says
 /// which one it was.
-pub(super) fn trampolines() -> Vec<u8> {
+pub(in crate::realm) fn trampolines() -> Vec<u8> {
     let exit = in_agent(0, "ring3_sud_exit");
     let trampoline = |slot: u64| {
         let behind = SUD_TRAMPOLINES_OFFSET + slot * SUD_TRAMPOLINE_BYTES + SYSCALL_BYTES + JUMP_BYTES as u64;
@@ -164,7 +164,7 @@ pub(super) fn trampolines() -> Vec<u8> {
 impl Cleaning {
     /// The handler of SIGCANCEL is the process's own again, and what was put off comes now, as from the process itself. (As long
     /// as threads are in our code, they may be cancelled there.)
-    pub(super) fn leave_cancels(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+    pub(in crate::realm) fn leave_cancels(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
         let Some(handler) = own_cancel_handler(stopped, self.region) else { return Ok(()) };
         restore_cancel_handler(stopped, self.region, handler)?;
         let own_pid = own_pid(self.pid);
@@ -199,7 +199,7 @@ fn leave_cancels(stopped: &mut inject::Stopped, region: u64) -> Result<(), injec
 
 impl Target {
     /// Threads that are cancelled in trampolines are unwound from their calls.
-    pub(super) fn update_cancel_handler(&self, stopped: &mut inject::Stopped) {
+    pub(in crate::realm) fn update_cancel_handler(&self, stopped: &mut inject::Stopped) {
         let has_trampolines = !self.syscalls.subscribers.is_empty() || self.following.follows();
         let done = match has_trampolines {
             true => interpose_cancel_handler(stopped, self.region),
@@ -211,7 +211,7 @@ impl Target {
     }
 
     /// Enables or disables the SUD fallback, as it is wanted; false: that is not possible at present.
-    pub(super) fn reconcile_sud(&mut self, stopped: &mut inject::Stopped) -> bool {
+    pub(in crate::realm) fn reconcile_sud(&mut self, stopped: &mut inject::Stopped) -> bool {
         let done = match (self.sud.armed, self.sud.why.is_some()) {
             (false, true) => self.enable_sud(stopped),
             (true, false) => self.disable_sud_now(stopped).map_err(refusal_of),
@@ -225,7 +225,7 @@ impl Target {
     }
 
     /// As `reconcile_sud`, with some retries.
-    pub(super) fn reconcile_sud_with_retries(&mut self) -> bool {
+    pub(in crate::realm) fn reconcile_sud_with_retries(&mut self) -> bool {
         for _ in 0..ATTEMPTS {
             std::thread::sleep(PAUSE);
             match inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| self.reconcile_sud(stopped)) {
@@ -238,7 +238,7 @@ impl Target {
     }
 
     /// Disables the fallback, since nobody wants it any more; false: that is not possible at present.
-    pub(super) fn disable_sud(&mut self) -> bool {
+    pub(in crate::realm) fn disable_sud(&mut self) -> bool {
         let why = self.sud.why.take();
         let is_gone = self.reconcile_sud_with_retries() && !self.sud.armed;
         if !is_gone {
@@ -257,7 +257,7 @@ impl Target {
     }
 
     /// The process is about to do something that is incompatible with the SUD fallback.
-    pub(super) fn abandon_sud(&mut self, why: &str) {
+    pub(in crate::realm) fn abandon_sud(&mut self, why: &str) {
         self.sud.why = None;
         for _ in 0..ATTEMPTS {
             let is_gone = inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| {
@@ -328,7 +328,7 @@ impl Target {
     }
 
     /// Where calls go back that SUD has caught, in a process that is stopped.
-    pub(super) fn caught_calls(&self) -> CaughtCalls {
+    pub(in crate::realm) fn caught_calls(&self) -> CaughtCalls {
         if !self.sud.armed {
             return CaughtCalls(Some(vec![]));
         }
@@ -339,7 +339,7 @@ impl Target {
     }
 
     /// Calls that were caught, and those of them that were let through.
-    pub(super) fn sud_counts(&self) -> (u64, u64) {
+    pub(in crate::realm) fn sud_counts(&self) -> (u64, u64) {
         let word = |offset: usize| read_value::<u64>(self.pid, field(self.region, offset)).unwrap_or(0);
         (word(offset_of!(SudState, caught)), word(offset_of!(SudState, passed)))
     }

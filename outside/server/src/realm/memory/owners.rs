@@ -15,14 +15,14 @@ use ring3_inject::status_field;
 use ring3_layout::owner;
 use ring3_layout::realm::Realm as RealmBlock;
 
-use super::MapSlot;
 use super::doorbell::EventFd;
-use super::process::all_processes;
-use super::tracer::Actor;
+use crate::realm::MapSlot;
+use crate::realm::process::all_processes;
+use crate::realm::tracer::Actor;
 
 /// Numbers of pid namespaces: the index in a list of their inodes, the server's own first.
 #[derive(Debug)]
-pub(super) struct Namespaces {
+pub(in crate::realm) struct Namespaces {
     inodes: Mutex<Vec<u64>>,
 }
 
@@ -39,14 +39,14 @@ pub struct Death {
 
 /// Ends of targets, for whoever tends the maps.
 #[derive(Debug)]
-pub(super) struct Deaths {
-    pub(super) bell: Arc<EventFd>,
+pub(in crate::realm) struct Deaths {
+    pub(in crate::realm) bell: Arc<EventFd>,
     told: Mutex<Vec<Death>>,
 }
 
 /// The end of a target that nobody has tended yet. When it is dropped the acting thread goes on with what has waited for that.
 #[derive(Debug)]
-pub(super) struct Untended(Arc<EventFd>);
+pub(in crate::realm) struct Untended(Arc<EventFd>);
 
 impl Drop for Untended {
     fn drop(&mut self) {
@@ -56,7 +56,7 @@ impl Drop for Untended {
 
 impl Actor {
     /// Tells of the end of a target, so that what it held is released.
-    pub(super) fn tell_death(&mut self, pid: u32, death: Death) {
+    pub(in crate::realm) fn tell_death(&mut self, pid: u32, death: Death) {
         let untended = Arc::new(Untended(self.sender.wake.clone()));
         self.untended.retain(|_, untended| untended.strong_count() > 0);
         self.untended.insert(pid, Arc::downgrade(&untended));
@@ -65,7 +65,7 @@ impl Actor {
 
     /// Whether what a process held as an earlier target is still to be released. (What it held as a new one would be released with
     /// that: owners are known by their thread ids.)
-    pub(super) fn is_untended(&mut self, pid: u32) -> bool {
+    pub(in crate::realm) fn is_untended(&mut self, pid: u32) -> bool {
         if self.targets.get(&pid).is_some_and(|target| !target.is_present()) {
             self.forget_vanished();
         }
@@ -74,12 +74,12 @@ impl Actor {
 }
 
 impl Namespaces {
-    pub(super) fn new() -> Namespaces {
+    pub(in crate::realm) fn new() -> Namespaces {
         Namespaces { inodes: Mutex::new(vec![inode_of("self").unwrap_or(0)]) }
     }
 
     /// The number of a process's namespace; `NAMESPACE_UNKNOWN` if there are too many.
-    pub(super) fn number_of(&self, pid: u32) -> u32 {
+    pub(in crate::realm) fn number_of(&self, pid: u32) -> u32 {
         let Some(inode) = inode_of(&pid.to_string()) else { return owner::NAMESPACE_UNKNOWN };
         let mut inodes = self.inodes.lock().expect("no panic under this lock");
         if let Some(number) = inodes.iter().position(|known| *known == inode) {
@@ -94,7 +94,7 @@ impl Namespaces {
 
     /// Those names whose threads run no more. For a name without a namespace: no thread of that number in any. The
     /// names were read before; what is read later may be of threads that have begun since.
-    pub(super) fn dead_among(&self, names: &BTreeSet<u32>) -> BTreeSet<u32> {
+    pub(in crate::realm) fn dead_among(&self, names: &BTreeSet<u32>) -> BTreeSet<u32> {
         let is_near = |name: u32| owner::namespace(name) == owner::NAMESPACE_SERVER;
         let (near, far): (Vec<u32>, Vec<u32>) = names.iter().partition(|name| is_near(**name));
         let gone = |tid: u32| own_tid(&format!("/proc/{tid}")) != Some(tid);
@@ -152,23 +152,23 @@ pub fn number_of_process(pid: u32, by: u32) -> u32 {
 }
 
 impl Deaths {
-    pub(super) fn new() -> std::io::Result<Deaths> {
+    pub(in crate::realm) fn new() -> std::io::Result<Deaths> {
         Ok(Deaths { bell: Arc::new(EventFd::new()?), told: Mutex::new(vec![]) })
     }
 
-    pub(super) fn tell(&self, death: Death) {
+    pub(in crate::realm) fn tell(&self, death: Death) {
         self.told.lock().expect("no panic under this lock").push(death);
         self.bell.signal();
     }
 
-    pub(super) fn take(&self) -> Vec<Death> {
+    pub(in crate::realm) fn take(&self) -> Vec<Death> {
         self.bell.clear();
         std::mem::take(&mut self.told.lock().expect("no panic under this lock"))
     }
 }
 
 /// Frees the CPU slots of dead owners, and of dead ones that wait for them: those named, and whoever else is found to be dead.
-pub(super) fn free_cpu_slots(block: &RealmBlock, namespaces: &Namespaces, leader: u32) {
+pub(in crate::realm) fn free_cpu_slots(block: &RealmBlock, namespaces: &Namespaces, leader: u32) {
     let words = || block.cpu_slots.iter().flat_map(|slot| [&slot.owner, &slot.waiting]);
     let owners = words().map(|word| word.load(Relaxed)).filter(|name| *name != 0).collect();
     let dead = namespaces.dead_among(&owners);

@@ -17,10 +17,10 @@ use ring3_layout::region::{AGENT_OFFSET, TEXT_BYTES, TEXT_OFFSET};
 use ring3_names::elf::{HEAD_BYTES, PlacedSymbol, Wrapping};
 use ring3_names::{Function, Names};
 
-use super::Shared;
-use super::process::SharedFile;
-use super::sites::Site;
-use super::target::Target;
+use crate::realm::Shared;
+use crate::realm::process::SharedFile;
+use crate::realm::sites::Site;
+use crate::realm::target::Target;
 
 /// Room for symbols and lines behind what is mapped; what needs more goes without.
 pub(super) const TAIL_BYTES: u64 = 4 << 20;
@@ -41,7 +41,7 @@ impl PerfFiles {
     }
 
     /// A file of which `mapped` bytes are mapped into targets.
-    pub(super) fn create(&self, what: &str, mapped: u64) -> std::io::Result<SharedFile> {
+    pub(in crate::realm) fn create(&self, what: &str, mapped: u64) -> std::io::Result<SharedFile> {
         let mut why = None;
         for directory in &self.directories {
             let path = directory.join(format!("{}-{what}", self.name));
@@ -55,7 +55,12 @@ impl PerfFiles {
 }
 
 /// Makes an ELF file of a file. Its head comes last: until then the old tables are read, or none.
-pub(super) fn wrap(file: &SharedFile, mapped: u64, text: std::ops::Range<u64>, pieces: &[(u64, Arc<Names>)]) {
+pub(in crate::realm) fn wrap(
+    file: &SharedFile,
+    mapped: u64,
+    text: std::ops::Range<u64>,
+    pieces: &[(u64, Arc<Names>)],
+) {
     // A recording of another server has other code, perhaps of the same names.
     static SALT: LazyLock<u64> = LazyLock::new(|| {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -72,7 +77,7 @@ pub(super) fn wrap(file: &SharedFile, mapped: u64, text: std::ops::Range<u64>, p
 }
 
 /// The agent's functions.
-pub(super) fn of_agent() -> Names {
+pub(in crate::realm) fn of_agent() -> Names {
     let functions = ring3_image::functions();
     let functions =
         functions.map(|(name, offset, bytes)| Function { name, offset: offset as u32, bytes: bytes as u32 });
@@ -80,14 +85,14 @@ pub(super) fn of_agent() -> Names {
 }
 
 /// A function that is there alone.
-pub(super) fn alone(name: String, bytes: u64) -> Names {
+pub(in crate::realm) fn alone(name: String, bytes: u64) -> Names {
     Names { functions: vec![Function { name, offset: 0, bytes: bytes as u32 }], ..Names::default() }
 }
 
 /// A file that names anonymous code of a process (`tools/perf/Documentation/jit-interface.txt`), there as long as this value.
 /// Such a file of somebody else, a language runtime's perhaps, is left alone.
 #[derive(Debug)]
-pub(super) struct PerfMap(PathBuf);
+pub(in crate::realm) struct PerfMap(PathBuf);
 
 impl PerfMap {
     fn write(pid: u32, text: &str) -> std::io::Result<PerfMap> {
@@ -113,7 +118,7 @@ fn shares_files(pid: u32) -> bool {
 
 impl Target {
     /// Writes the perf map of the stubs, if perf is to find names.
-    pub(super) fn tell_perf(&mut self, shared: &Shared) {
+    pub(in crate::realm) fn tell_perf(&mut self, shared: &Shared) {
         if !shared.agent.has_path() || self.own_pid != self.pid || !shares_files(self.pid) {
             return;
         }
@@ -128,7 +133,7 @@ impl Target {
     }
 
     /// What is ring3's in this process.
-    pub(super) fn named(&self, shared: &Shared) -> Vec<PlacedSymbol> {
+    pub(in crate::realm) fn named(&self, shared: &Shared) -> Vec<PlacedSymbol> {
         let agent = self.region + AGENT_OFFSET;
         let text = self.region + TEXT_OFFSET;
         let programs = shared.text.names().into_iter();

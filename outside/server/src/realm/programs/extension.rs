@@ -12,8 +12,8 @@ use ring3_verifier::Verified;
 use ring3_verifier::host::{Action, Grant, HostFunction, HostValue};
 use serde::{Deserialize, Serialize};
 
-use super::target::Target;
-use super::{Isolation, Point, Refusal};
+use crate::realm::target::Target;
+use crate::realm::{Isolation, Point, Refusal};
 
 /// What extensions may do at one entry of a class: programs that a loader brings (`ring3 extend`).
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -160,7 +160,7 @@ fn limits(function: Option<&HostFunction>) -> HostSymbol {
 
 /// Which extensions a target has.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Extensions {
+pub(in crate::realm) struct Extensions {
     /// Places in the table, by the address that is extended, link and program.
     places: BTreeMap<(u64, u32, u32), u32>,
     /// Those of links that are gone. Their programs may still be running.
@@ -169,7 +169,7 @@ pub(super) struct Extensions {
 
 impl Target {
     /// The place in the target's table of an extension, by link and program, of the function at `address`: a new one, if need be.
-    pub(super) fn place_extension(
+    pub(in crate::realm) fn place_extension(
         &mut self,
         class: &ExtensionClass,
         (link_id, prog_id): (u32, u32),
@@ -196,7 +196,7 @@ impl Target {
     }
 
     /// Of the extensions of the function at `address` only those of these links and programs are left.
-    pub(super) fn retire_extensions(&mut self, address: u64, left: impl Iterator<Item = (u32, u32)>) {
+    pub(in crate::realm) fn retire_extensions(&mut self, address: u64, left: impl Iterator<Item = (u32, u32)>) {
         let known = &mut self.extensions;
         if known.places.is_empty() {
             return;

@@ -11,18 +11,18 @@ use ring3_layout::owner::{self, NAMESPACE_SERVER};
 use ring3_run::child::{FILES_MAX, SharedMap};
 use ring3_uapi::Errno;
 
-use super::owners::Death;
-use super::{MapFile, MapSlot, ProgramText, Refusal, Shared, owners};
+use crate::realm::memory::{Death, owners};
+use crate::realm::{MapFile, MapSlot, ProgramText, Refusal, Shared};
 
 /// Maps, and their files.
 #[derive(Default)]
 pub(super) struct NewMaps {
-    pub(super) maps: Vec<SharedMap>,
+    pub(in crate::realm) maps: Vec<SharedMap>,
     files: Vec<Arc<MapFile>>,
 }
 
 impl NewMaps {
-    pub(super) fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    pub(in crate::realm) fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.files.iter().map(|file| file.memfd.as_fd())
     }
 }
@@ -45,7 +45,7 @@ impl std::fmt::Debug for ProgramProcess {
 
 impl ProgramProcess {
     /// Starts `ring3 COMMAND`, which gets its orders by standard input.
-    pub(super) fn start(shared: &Arc<Shared>, command: &str) -> Result<ProgramProcess, Refusal> {
+    pub(in crate::realm) fn start(shared: &Arc<Shared>, command: &str) -> Result<ProgramProcess, Refusal> {
         let failed = |error: io::Error| Refusal::new(Errno::EIO, format!("a process for the program: {error}"));
         let (stream, theirs) = UnixStream::pair().map_err(failed)?;
         let child = Command::new("/proc/self/exe")
@@ -80,7 +80,7 @@ impl ProgramProcess {
     }
 
     /// Ends the process: what it has complained of.
-    pub(super) fn end(mut self) -> String {
+    pub(in crate::realm) fn end(mut self) -> String {
         let _ = self.child.kill();
         let complaint = self.child.stderr.take().and_then(|stderr| io::read_to_string(stderr).ok());
         complaint.unwrap_or_default().trim_end().to_owned()

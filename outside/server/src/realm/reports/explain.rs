@@ -6,8 +6,8 @@ use std::path::Path;
 use ring3_patch::{Plan, text_of};
 use serde::Serialize;
 
-use super::files::{CodeFile, StaticSite, static_site};
-use super::sites::entries;
+use crate::realm::files::{CodeFile, StaticSite, static_site};
+use crate::realm::sites::entries;
 
 /// Where the region is taken to lie.
 const REGION: u64 = 0x10_0000_0000;

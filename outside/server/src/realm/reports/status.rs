@@ -10,10 +10,10 @@ use ring3_layout::thread::{
 };
 use serde::Serialize;
 
-use super::AttachmentId;
-use super::process::{read_process, read_value};
-use super::sites::Site;
-use super::target::{Link, Target};
+use crate::realm::AttachmentId;
+use crate::realm::process::{read_process, read_value};
+use crate::realm::sites::Site;
+use crate::realm::target::{Link, Target};
 
 /// A site for `ring3 status -v`.
 #[derive(Clone, Debug, Serialize)]
@@ -115,7 +115,7 @@ pub struct TargetStatus {
 }
 
 impl Target {
-    pub(super) fn status(&self, links: &BTreeMap<AttachmentId, Link>) -> TargetStatus {
+    pub(in crate::realm) fn status(&self, links: &BTreeMap<AttachmentId, Link>) -> TargetStatus {
         let counts = self.counts();
         let programs = |site: &Site, ret: bool| -> Vec<u32> {
             site.uses
@@ -172,7 +172,7 @@ impl Target {
     }
 
     /// Addresses of the thread blocks of this process.
-    pub(super) fn blocks(&self) -> impl Iterator<Item = u64> + use<> {
+    pub(in crate::realm) fn blocks(&self) -> impl Iterator<Item = u64> + use<> {
         let (pid, region) = (self.pid, self.region);
         let used = read_value::<u32>(pid, region + STATE_OFFSET).unwrap_or(0).min(THREADS_MAX);
         let generation = read_value::<u64>(pid, region + PROCESS_OFFSET).unwrap_or(0);
@@ -183,7 +183,7 @@ impl Target {
     }
 
     /// The serial of the thread with this id (in its own namespace), if a program has seen it.
-    pub(super) fn serial(&self, tid: u32) -> Option<u32> {
+    pub(in crate::realm) fn serial(&self, tid: u32) -> Option<u32> {
         let word = |base, offset: usize| read_value::<u64>(self.pid, base + offset as u64);
         let blocks = self.blocks().filter(|base| {
             word(*base, std::mem::offset_of!(ThreadBlock, pid_tgid)).is_ok_and(|ids| ids as u32 == tid)

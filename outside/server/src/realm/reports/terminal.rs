@@ -10,9 +10,9 @@ use std::os::unix::fs::MetadataExt;
 use ring3_inject as inject;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::AttachmentId;
-use super::target::{Link, Target};
-use super::tracer::Actor;
+use crate::realm::AttachmentId;
+use crate::realm::target::{Link, Target};
+use crate::realm::tracer::Actor;
 
 /// Reasons that are written out.
 const REASONS_MAX: usize = 3;
@@ -64,7 +64,7 @@ fn standard_error(pid: u32) -> Option<(u64, u64)> {
 
 /// Who is told first what could not be applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReportTo {
+pub(in crate::realm) enum ReportTo {
     /// Whoever began the target, if that is known, else the loaders.
     Starter,
     /// The loaders whose probes they are.
@@ -77,7 +77,7 @@ pub(super) enum ReportTo {
 
 impl Actor {
     /// Detaches from a target that cannot be one any more, in the background, and says so.
-    pub(super) fn detach_with_reason(&mut self, pid: u32, why: &str) {
+    pub(in crate::realm) fn detach_with_reason(&mut self, pid: u32, why: &str) {
         let Some(target) = self.targets.get(&pid) else { return };
         // (strace asks why, and says it.)
         if target.is_of_strace() {
@@ -90,7 +90,7 @@ impl Actor {
     }
 
     /// Says something of a target to whoever began it, else to the tools whose links it has.
-    pub(super) fn say_of(&self, pid: u32, what: &str) {
+    pub(in crate::realm) fn say_of(&self, pid: u32, what: &str) {
         let Some(target) = self.targets.get(&pid) else { return };
         tracing::warn!(pid, comm = target.comm, "{what}");
         let of_loaders = || target.links_for(&self.links).filter_map(|(_, spec)| spec.terminal).collect();
@@ -103,7 +103,7 @@ impl Actor {
 
 impl Target {
     /// Says which links could not be applied here, once each.
-    pub(super) fn report_refused(&mut self, links: &BTreeMap<AttachmentId, Link>, report_to: ReportTo) {
+    pub(in crate::realm) fn report_refused(&mut self, links: &BTreeMap<AttachmentId, Link>, report_to: ReportTo) {
         let refused: BTreeMap<AttachmentId, &Link> = links
             .iter()
             .filter(|(_, link)| link.refused.contains_key(&self.pid))
@@ -132,7 +132,7 @@ impl Target {
     }
 
     /// Says on a terminal, and in the log, what has happened in this process.
-    pub(super) fn report(&self, terminal: Option<Terminal>, what: &str) {
+    pub(in crate::realm) fn report(&self, terminal: Option<Terminal>, what: &str) {
         tracing::warn!(pid = self.pid, "{what}");
         if let Some(terminal) = terminal {
             terminal.say(&format!("process {} ({}): {what}", self.pid, self.comm));
@@ -150,7 +150,7 @@ impl Target {
 }
 
 /// Says that a process which should have become a target is none.
-pub(super) fn report_untraced(terminal: Option<Terminal>, pid: u32, why: &str) {
+pub(in crate::realm) fn report_untraced(terminal: Option<Terminal>, pid: u32, why: &str) {
     // (A process that has ended, a zombie perhaps, has no executable, and is not missed.)
     if std::fs::read_link(format!("/proc/{pid}/exe")).is_err() {
         return;

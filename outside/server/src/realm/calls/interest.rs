@@ -13,8 +13,8 @@ use ring3_patch::{Replaced, SyscallPlan};
 use ring3_uapi::nr;
 
 use super::sud::is_changer;
-use super::tracer::Actor;
-use super::{Calls, Following, LinkSpec, Point};
+use crate::realm::tracer::Actor;
+use crate::realm::{Calls, Following, LinkSpec, Point};
 
 /// After so many links of a call each for which sites were placed, those of all calls are.
 const LINKS_BEFORE_ALL: u32 = 6;
@@ -23,23 +23,23 @@ const SERIES_WITHIN: Duration = Duration::from_millis(500);
 
 /// Which system calls the links of a target want, and why else calls are replaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct SyscallInterest {
+pub(in crate::realm) struct SyscallInterest {
     /// Some link wants system calls.
-    pub(super) any: bool,
+    pub(in crate::realm) any: bool,
     /// There is a link.
-    pub(super) programs: bool,
+    pub(in crate::realm) programs: bool,
     /// There is a return probe: it must be known whose shadow frames are whose.
-    pub(super) returns: bool,
+    pub(in crate::realm) returns: bool,
     /// Some link wants all of them.
     all: bool,
     /// Some link wants those that have no names.
     unnamed: bool,
     /// What is executed is traced, too.
-    pub(super) follow: bool,
+    pub(in crate::realm) follow: bool,
     /// Sites are to be `int3`s: calls that change signal masks are seen.
     traps: bool,
     /// Programs ask for names and users: calls that change them are seen.
-    pub(super) identity: bool,
+    pub(in crate::realm) identity: bool,
     numbers: BTreeSet<u32>,
     /// A tool makes links of one call after the other: sites are there before it asks for them.
     ahead: bool,
@@ -47,7 +47,7 @@ pub(super) struct SyscallInterest {
 
 impl SyscallInterest {
     /// What these links want.
-    pub(super) fn of<'a>(
+    pub(in crate::realm) fn of<'a>(
         following: Following,
         traps: bool,
         ahead: bool,
@@ -82,12 +82,12 @@ impl SyscallInterest {
     }
 
     /// Whether the sites of a call that no link wants yet are replaced all the same, so that none is needed for a link of it.
-    pub(super) fn covers(&self, number: u32) -> bool {
+    pub(in crate::realm) fn covers(&self, number: u32) -> bool {
         self.any && (self.all || self.ahead || self.numbers.contains(&number))
     }
 
     /// Whether a site is to be replaced. A dynamic loader's mappings are always seen.
-    pub(super) fn has(&self, plan: &SyscallPlan, in_loader: bool, uses_sud: bool) -> bool {
+    pub(in crate::realm) fn has(&self, plan: &SyscallPlan, in_loader: bool, uses_sud: bool) -> bool {
         match plan.number.map(i64::from) {
             // What is left would be caught each time.
             _ if uses_sud => true,
@@ -120,14 +120,14 @@ fn is_watched(number: i64) -> bool {
 
 /// Links of one system call each that come one after the other.
 #[derive(Clone, Debug, Default)]
-pub(super) struct CallSeries {
+pub(in crate::realm) struct CallSeries {
     /// How many had sites placed, and when the last link came.
     seen: Option<(u32, Instant)>,
 }
 
 impl CallSeries {
     /// One more comes; it needs sites of its own, or those that it needs are there.
-    pub(super) fn note(&mut self, needs_sites: bool) {
+    pub(in crate::realm) fn note(&mut self, needs_sites: bool) {
         let now = Instant::now();
         let before = self.seen.filter(|(_, last)| now - *last < SERIES_WITHIN).map_or(0, |(count, _)| count);
         self.seen = Some((before + u32::from(needs_sites), now));
@@ -146,7 +146,7 @@ impl CallSeries {
 
 impl Actor {
     /// Restores sites that were placed for links which have not come.
-    pub(super) fn end_call_series(&mut self) {
+    pub(in crate::realm) fn end_call_series(&mut self) {
         let ended = self.targets.iter_mut().filter_map(|(pid, target)| target.syscalls.series.ends().then_some(*pid));
         for pid in ended.collect::<Vec<_>>() {
             self.apply_or_log(pid);

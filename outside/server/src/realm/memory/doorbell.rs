@@ -24,7 +24,7 @@ use ring3_uapi::Errno;
 use rustix::event::EventfdFlags;
 
 use super::domains::Block;
-use super::process::{futex_wait, futex_wake};
+use crate::realm::process::{futex_wait, futex_wake};
 
 /// The thread looks at the stop flag at least this often.
 const SLEEP: Duration = Duration::from_millis(500);
@@ -177,7 +177,7 @@ impl Doorbells {
     }
 
     /// Ends [`Doorbells::run`].
-    pub(super) fn stop(&self, block: &Block) {
+    pub(in crate::realm) fn stop(&self, block: &Block) {
         self.stopping.store(true, Ordering::Release);
         let doorbell = &block.file.realm().doorbell;
         doorbell.sequence.fetch_add(1, Ordering::SeqCst);
@@ -185,7 +185,7 @@ impl Doorbells {
     }
 
     /// The doorbell thread: sleeps, rings, and calls `requests` when an agent asks for the server.
-    pub(super) fn run(&self, block: &Block, requests: &dyn Fn()) {
+    pub(in crate::realm) fn run(&self, block: &Block, requests: &dyn Fn()) {
         let mut watched = BTreeMap::new();
         // (The default slack, 50 us, would make each pause longer.)
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));

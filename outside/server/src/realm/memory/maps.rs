@@ -12,12 +12,14 @@ use ring3_maps::{Geometry, View};
 use ring3_uapi::Errno;
 
 use super::protection::Protection;
-use super::refusal::refusal_of;
-use super::target::{STOP_WITHIN, Target};
-use super::{Isolation, MapFile, MapSlot, Refusal, Shared};
+use crate::realm::refusal::refusal_of;
+use crate::realm::target::{STOP_WITHIN, Target};
+use crate::realm::{Isolation, MapFile, MapSlot, Refusal, Shared};
 
 /// What is sent to a target for files that it may only read: descriptors that cannot write, or it could make its mappings writable.
-pub(super) fn opened_for_targets(files: &[(MapSlot, Arc<MapFile>)]) -> Result<Vec<Option<OwnedFd>>, Refusal> {
+pub(in crate::realm) fn opened_for_targets(
+    files: &[(MapSlot, Arc<MapFile>)],
+) -> Result<Vec<Option<OwnedFd>>, Refusal> {
     use std::os::fd::AsRawFd;
     let open = |(_, file): &(MapSlot, Arc<MapFile>)| {
         if file.writable {
@@ -32,7 +34,7 @@ pub(super) fn opened_for_targets(files: &[(MapSlot, Arc<MapFile>)]) -> Result<Ve
 }
 
 /// Maps as they are sent to a target.
-pub(super) fn sources<'f>(
+pub(in crate::realm) fn sources<'f>(
     files: &'f [(MapSlot, Arc<MapFile>)],
     opened: &'f [Option<OwnedFd>],
     protection: &Protection,
@@ -48,21 +50,21 @@ pub(super) fn sources<'f>(
 impl Target {
     /// Says where maps will be mapped. Whoever cleans up after this server goes by it ([`recovery`]), even if the server is gone
     /// before they are in use.
-    pub(super) fn announce_maps(&self, slots: impl Iterator<Item = MapSlot>, addresses: &[u64]) {
+    pub(in crate::realm) fn announce_maps(&self, slots: impl Iterator<Item = MapSlot>, addresses: &[u64]) {
         for (slot, address) in slots.zip(addresses) {
             self.control.word32(offset_of!(ControlHeader, maps) as u64).fetch_max(slot.0 + 1, Ordering::SeqCst);
             self.control.word(got_offset(slot.0) - CONTROL_OFFSET + 8).store(*address, Ordering::SeqCst);
         }
     }
 
-    pub(super) fn note_map(&mut self, slot: MapSlot, address: u64, geometry: &Geometry) {
+    pub(in crate::realm) fn note_map(&mut self, slot: MapSlot, address: u64, geometry: &Geometry) {
         self.maps.insert(slot, (address, geometry.file_bytes()));
         let (got, view) = (got_offset(slot.0) - CONTROL_OFFSET, view_offset(slot.0));
         self.control.write(view - CONTROL_OFFSET, View { base: address, geometry: *geometry });
         self.control.word(got).store(self.region + view, Ordering::SeqCst);
     }
 
-    pub(super) fn map_missing(
+    pub(in crate::realm) fn map_missing(
         &mut self,
         shared: &Shared,
         stopped: &mut inject::Stopped,
@@ -84,7 +86,7 @@ impl Target {
     }
 
     /// Unmaps maps that no program here uses any more.
-    pub(super) fn unmap(&mut self, slots: &[MapSlot]) -> Result<(), inject::Error> {
+    pub(in crate::realm) fn unmap(&mut self, slots: &[MapSlot]) -> Result<(), inject::Error> {
         inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| match self.is_present() {
             true => self.forget_maps(stopped, slots),
             false => Ok(()),

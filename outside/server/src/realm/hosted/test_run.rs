@@ -8,8 +8,8 @@ use ring3_run::child::{Answer, Request};
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::program_process::ProgramProcess;
-use super::{ProgramText, Realm, Refusal, possible_cpus};
+use super::process::ProgramProcess;
+use crate::realm::{ProgramText, Realm, Refusal, possible_cpus};
 
 /// Whether the result is still waited for is asked this often.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

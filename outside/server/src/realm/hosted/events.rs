@@ -26,10 +26,10 @@ use ring3_uapi::perf as p;
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
-use super::program_process::ProgramProcess;
-use super::{ProgramText, Realm, Refusal, Shared, Terminal, possible_cpus};
+use super::process::ProgramProcess;
 use crate::kernel::known;
 use crate::raw_perf::{self, AttrBytes};
+use crate::realm::{ProgramText, Realm, Refusal, Shared, Terminal, possible_cpus};
 
 /// Its processes have to answer within this time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -138,7 +138,7 @@ pub struct HostedProgram {
 }
 
 /// The process of a program.
-pub(super) struct Host {
+pub(in crate::realm) struct Host {
     process: Mutex<ProgramProcess>,
     /// How many events it has had.
     events: AtomicUsize,
@@ -152,7 +152,7 @@ impl std::fmt::Debug for Host {
 }
 
 impl Host {
-    pub(super) fn order(&self, what: &Order, files: &[BorrowedFd<'_>]) -> Result<(), Refusal> {
+    pub(in crate::realm) fn order(&self, what: &Order, files: &[BorrowedFd<'_>]) -> Result<(), Refusal> {
         give_order(&self.process.lock().expect("no panic under this lock"), what, files)
     }
 
@@ -176,11 +176,11 @@ fn failed(error: &std::io::Error) -> Refusal {
 
 /// The processes of events' programs, by the program.
 #[derive(Debug, Default)]
-pub(super) struct Hosts(Mutex<BTreeMap<u32, Weak<Host>>>);
+pub(in crate::realm) struct Hosts(Mutex<BTreeMap<u32, Weak<Host>>>);
 
 impl Hosts {
     /// What is reached through maps has become more.
-    pub(super) fn give_maps(&self) -> Result<(), Refusal> {
+    pub(in crate::realm) fn give_maps(&self) -> Result<(), Refusal> {
         let hosts: Vec<Arc<Host>> = {
             let mut known = self.0.lock().expect("no panic under this lock");
             known.retain(|_, host| host.strong_count() > 0);
@@ -272,7 +272,11 @@ fn set_timer(timer: &OwnedFd, first_ns: u64, period_ns: u64) -> std::io::Result<
 
 impl Host {
     /// The process of a program, started if there is none.
-    pub(super) fn of(shared: &Arc<Shared>, program: HostedProgram, asked: Asked) -> Result<Arc<Host>, Refusal> {
+    pub(in crate::realm) fn of(
+        shared: &Arc<Shared>,
+        program: HostedProgram,
+        asked: Asked,
+    ) -> Result<Arc<Host>, Refusal> {
         let mut hosts = shared.hosts.0.lock().expect("no panic under this lock");
         if let Some(host) = hosts.get(&program.id).and_then(Weak::upgrade) {
             return Ok(host);

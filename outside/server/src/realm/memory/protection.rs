@@ -14,8 +14,8 @@ use ring3_layout::control::ControlHeader;
 use ring3_uapi::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::target::Target;
-use super::{MapFile, MapSlot, Refusal};
+use crate::realm::target::Target;
+use crate::realm::{MapFile, MapSlot, Refusal};
 
 /// How the maps that an extension's loader makes are kept from the extension's hosts (`ring3 extend --isolation`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub enum Isolation {
 
 /// What keeps a target from the maps of its extensions.
 #[derive(Clone, Debug, Default)]
-pub(super) enum Protection {
+pub(in crate::realm) enum Protection {
     /// No map wants to be kept from it.
     #[default]
     NotWanted,
@@ -41,7 +41,7 @@ pub(super) enum Protection {
 }
 
 impl Protection {
-    pub(super) fn key(&self) -> Option<ProtectionKey> {
+    pub(in crate::realm) fn key(&self) -> Option<ProtectionKey> {
         match self {
             Protection::Key(key) => Some(*key),
             Protection::NotWanted | Protection::Missing(_) => None,
@@ -49,12 +49,12 @@ impl Protection {
     }
 
     /// `ControlHeader::maps_key`.
-    pub(super) fn access_bit(&self) -> u32 {
+    pub(in crate::realm) fn access_bit(&self) -> u32 {
         self.key().map_or(0, ProtectionKey::access_bit)
     }
 
     /// For people; `None`: there is nothing to say.
-    pub(super) fn status(&self) -> Option<String> {
+    pub(in crate::realm) fn status(&self) -> Option<String> {
         match self {
             Protection::NotWanted => None,
             Protection::Key(_) => Some("kept from the process by a protection key".to_owned()),
@@ -68,7 +68,7 @@ impl Target {
     ///
     /// # Errors
     /// `EOPNOTSUPP` if it cannot have one, and a map requires it.
-    pub(super) fn protect(
+    pub(in crate::realm) fn protect(
         &mut self,
         stopped: &mut inject::Stopped,
         files: &[(MapSlot, Arc<MapFile>)],
@@ -96,7 +96,7 @@ impl Target {
     }
 
     /// Gives back its key, with which nothing is mapped in the process, which is stopped.
-    pub(super) fn unprotect(&mut self, stopped: &mut inject::Stopped) {
+    pub(in crate::realm) fn unprotect(&mut self, stopped: &mut inject::Stopped) {
         if let Some(key) = std::mem::take(&mut self.protection).key() {
             let _ = stopped.free_key(key);
         }

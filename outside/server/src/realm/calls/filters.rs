@@ -12,14 +12,14 @@ use ring3_inject as inject;
 use ring3_layout::filter::DENIED_OFFSET;
 use ring3_uapi::seccomp::{FILTER_INSNS_MAX, FilterInsn};
 
-use super::Shared;
-use super::process::{read_process, read_value};
-use super::target::Target;
+use crate::realm::Shared;
+use crate::realm::process::{read_process, read_value};
+use crate::realm::target::Target;
 
 impl Target {
     /// Denies the agent what the filters of a process that is about to become a target do not allow.
     /// (Those of loaders, which have what they start as targets, too, let everything pass in the end.)
-    pub(super) fn respect(&self, shared: &Shared, stopped: &inject::Stopped) -> Result<(), inject::Error> {
+    pub(in crate::realm) fn respect(&self, shared: &Shared, stopped: &inject::Stopped) -> Result<(), inject::Error> {
         let filters = stopped.filters()?.without(&shared.loader_filter);
         for tid in stopped.threads() {
             // (Kernels before Linux 6.4 do not tell.)
@@ -39,7 +39,7 @@ impl Target {
     }
 
     /// A thread of a process that runs with these tables is about to install a filter.
-    pub(super) fn deny(&self, filters: &inject::Filters) {
+    pub(in crate::realm) fn deny(&self, filters: &inject::Filters) {
         for (word, bits) in (0..).zip(filters.denied_to_agent()) {
             self.control.word(DENIED_OFFSET + word * 8).fetch_or(bits, SeqCst);
         }
@@ -48,7 +48,7 @@ impl Target {
 
 /// The filter that a process is about to install by the `struct sock_fprog` at an address; `None`: there is none, so the kernel
 /// refuses it.
-pub(super) fn filter_at(pid: u32, address: u64) -> Option<inject::Filters> {
+pub(in crate::realm) fn filter_at(pid: u32, address: u64) -> Option<inject::Filters> {
     if address == 0 {
         return Some(inject::Filters::strict());
     }

@@ -8,8 +8,8 @@ use ring3_layout::syscall::{SyscallSite, SyscallTables, TABLES_OFFSET};
 use ring3_layout::thread::StateHeader;
 use ring3_patch::{CallerLinks, JUMP_BYTES, Replaced, Routine, SyscallPlan};
 
-use super::sites::in_agent;
-use super::target::Target;
+use crate::realm::sites::in_agent;
+use crate::realm::target::Target;
 
 impl Target {
     /// Where the near stub of a routine's caller leads.
@@ -34,7 +34,7 @@ impl Target {
 }
 
 /// What `SyscallSite::number` is for a plan.
-pub(super) fn number_of(plan: &SyscallPlan) -> i32 {
+pub(in crate::realm) fn number_of(plan: &SyscallPlan) -> i32 {
     match plan.replaced {
         Replaced::Instruction => plan.number.map_or(-1, |number| number as i32),
         Replaced::Call(_) => CALLS,

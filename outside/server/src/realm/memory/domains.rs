@@ -14,12 +14,12 @@ use ring3_layout::region::{AGENT_OFFSET, CONTROL_OFFSET, REALM_BYTES, REALM_OFFS
 use ring3_layout::ring::RING3_F_BLOCK;
 use ring3_uapi::Errno;
 
-use super::map_sources::{opened_for_targets, sources};
-use super::process::SharedFile;
-use super::refusal::refusal_of;
-use super::sites::places;
-use super::target::{Link, Target};
-use super::{AttachmentId, LinkSpec, MapFile, MapSlot, Point, Refusal, Shared};
+use super::maps::{opened_for_targets, sources};
+use crate::realm::process::SharedFile;
+use crate::realm::refusal::refusal_of;
+use crate::realm::sites::places;
+use crate::realm::target::{Link, Target};
+use crate::realm::{AttachmentId, LinkSpec, MapFile, MapSlot, Point, Refusal, Shared};
 use crate::rights::{Identity, Subject};
 
 /// Domains at a time, the server's own included.
@@ -27,13 +27,13 @@ pub(super) const DOMAINS_MAX: usize = 128;
 
 /// What a domain's targets ring and write to.
 #[derive(Debug)]
-pub(super) struct Block {
-    pub(super) number: u32,
-    pub(super) file: SharedFile,
+pub(in crate::realm) struct Block {
+    pub(in crate::realm) number: u32,
+    pub(in crate::realm) file: SharedFile,
     /// Nobody rings here any more.
-    pub(super) ended: AtomicBool,
+    pub(in crate::realm) ended: AtomicBool,
     /// The next line of its trace ring that was not read.
-    pub(super) trace_next: AtomicU64,
+    pub(in crate::realm) trace_next: AtomicU64,
 }
 
 /// A domain. It is free for another identity when no target is of it and no map has memory for it.
@@ -55,7 +55,7 @@ impl Domain {
         self.identity.is_none()
     }
 
-    pub(super) fn block(&self) -> &Block {
+    pub(in crate::realm) fn block(&self) -> &Block {
         &self.block
     }
 }
@@ -73,7 +73,7 @@ impl std::fmt::Display for Domain {
 type Listen = dyn Fn(Arc<Block>) + Send + Sync;
 
 /// The domains of a server.
-pub(super) struct Domains {
+pub(in crate::realm) struct Domains {
     own: Arc<Domain>,
     /// The index is the number less 1.
     others: Mutex<Vec<Option<Arc<Domain>>>>,
@@ -95,28 +95,28 @@ fn domain(number: u32, identity: Option<Identity>) -> std::io::Result<Arc<Domain
 }
 
 impl Domains {
-    pub(super) fn new() -> std::io::Result<Domains> {
+    pub(in crate::realm) fn new() -> std::io::Result<Domains> {
         Ok(Domains { own: domain(0, None)?, others: Mutex::default(), listen: OnceLock::new() })
     }
 
     /// From now on each block is listened to.
-    pub(super) fn begin(&self, listen: Box<Listen>) {
+    pub(in crate::realm) fn begin(&self, listen: Box<Listen>) {
         listen(self.own.block.clone());
         let _ = self.listen.set(listen);
     }
 
-    pub(super) fn own(&self) -> &Arc<Domain> {
+    pub(in crate::realm) fn own(&self) -> &Arc<Domain> {
         &self.own
     }
 
     /// The one with this number, if there is one.
-    pub(super) fn numbered(&self, number: u32) -> Option<Arc<Domain>> {
+    pub(in crate::realm) fn numbered(&self, number: u32) -> Option<Arc<Domain>> {
         let Some(index) = number.checked_sub(1) else { return Some(self.own.clone()) };
         self.others.lock().expect("no panic under this lock").get(index as usize)?.clone()
     }
 
     /// All that there are now, the server's own first.
-    pub(super) fn all(&self) -> Vec<Arc<Domain>> {
+    pub(in crate::realm) fn all(&self) -> Vec<Arc<Domain>> {
         let others = self.others.lock().expect("no panic under this lock");
         [self.own.clone()].into_iter().chain(others.iter().flatten().cloned()).collect()
     }
@@ -125,7 +125,7 @@ impl Domains {
     ///
     /// # Errors
     /// `EUSERS` if there are too many, `ENOMEM`.
-    pub(super) fn of(&self, subject: &Subject) -> Result<Arc<Domain>, Refusal> {
+    pub(in crate::realm) fn of(&self, subject: &Subject) -> Result<Arc<Domain>, Refusal> {
         let Some(identity) = subject.identity() else { return Ok(self.own.clone()) };
         let mut others = self.others.lock().expect("no panic under this lock");
         let known = others.iter().flatten().find(|domain| domain.identity.as_ref() == Some(&identity));
@@ -158,28 +158,28 @@ impl Domains {
 
 impl Block {
     /// Rings a doorbell as an agent does (`ring` in `inside/runtime/src/raw_request.rs`).
-    pub(super) fn ring(&self, number: u32) {
+    pub(in crate::realm) fn ring(&self, number: u32) {
         let doorbell = &self.file.realm().doorbell;
         let Some(word) = doorbell.bits.get(number as usize / 64) else { return };
         word.fetch_or(1 << (number % 64), Ordering::SeqCst);
         if doorbell.sleeping.load(Ordering::SeqCst) != AWAKE {
             doorbell.sequence.fetch_add(1, Ordering::SeqCst);
-            super::process::futex_wake(&doorbell.sequence);
+            crate::realm::process::futex_wake(&doorbell.sequence);
         }
     }
 
     /// Nobody listens any more.
-    pub(super) fn end(&self) {
+    pub(in crate::realm) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         let sequence = &self.file.realm().doorbell.sequence;
         sequence.fetch_add(1, Ordering::SeqCst);
-        super::process::futex_wake(sequence);
+        crate::realm::process::futex_wake(sequence);
     }
 }
 
 impl Target {
     /// Finds the links that hold for this target and that its domain keeps it from.
-    pub(super) fn keep_out(&mut self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) {
+    pub(in crate::realm) fn keep_out(&mut self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) {
         self.kept_out.clear();
         if self.next_domain.is_own() {
             return;
@@ -195,7 +195,11 @@ impl Target {
     ///
     /// # Errors
     /// `EPERM`
-    pub(super) fn check_reader(&self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) -> Result<(), Refusal> {
+    pub(in crate::realm) fn check_reader(
+        &self,
+        shared: &Shared,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) -> Result<(), Refusal> {
         let waits = |slot: &MapSlot| {
             shared.map_file(*slot).is_some_and(|file| file.geometry.header.map_flags & RING3_F_BLOCK != 0)
         };
@@ -208,7 +212,7 @@ impl Target {
     }
 
     /// These links, where there is something to attach to in a process with such mappings, and why they are refused.
-    pub(super) fn refused_to_domain(
+    pub(in crate::realm) fn refused_to_domain(
         &self,
         links: &BTreeMap<AttachmentId, Link>,
         mappings: &[inject::Mapping],
@@ -228,12 +232,12 @@ impl Target {
     }
 
     /// Whether it is to have another domain's memory than it has.
-    pub(super) fn changes_domain(&self) -> bool {
+    pub(in crate::realm) fn changes_domain(&self) -> bool {
         !Arc::ptr_eq(&self.domain, &self.next_domain)
     }
 
     /// Begins with the memory, and without the links, of the target that it was forked from.
-    pub(super) fn inherit_domain(&mut self, other: &Target) {
+    pub(in crate::realm) fn inherit_domain(&mut self, other: &Target) {
         self.domain = other.domain.clone();
         self.kept_out = other.kept_out.clone();
         self.switched_off = other.switched_off.clone();
@@ -251,7 +255,7 @@ impl Target {
     ///
     /// # Errors
     /// `EBUSY` if a thread is inside a program or the agent.
-    pub(super) fn change_domain(
+    pub(in crate::realm) fn change_domain(
         &mut self,
         shared: &Shared,
         stopped: &mut inject::Stopped,
