@@ -4,34 +4,21 @@
 //! one thread, the tracer (`tracer.rs`), since ptrace belongs to a thread; calls are handed to it and
 //! answered. Shared tables (map slots, text, doorbells) are kept here under short locks.
 
-mod ahead;
 mod applying;
-mod attaching;
 mod calls;
-mod ends;
-mod executions;
 mod files;
-mod finder;
-mod forks;
 mod hosted;
-mod leftovers;
-mod letting_go;
+mod leaving;
+mod life;
 mod meant;
 mod memory;
-mod orphans;
-mod placing;
-mod privileges;
 mod process;
 mod programs;
-mod raw_executions;
-mod recovery;
 mod refusal;
 mod reports;
 mod requests;
 mod signals;
-mod single;
 mod sites;
-mod takes;
 mod target;
 mod tracer;
 
@@ -57,9 +44,9 @@ use ring3_verifier::ProcessFilter;
 use serde::{Deserialize, Serialize};
 
 pub use files::{FileId, plan_file};
-pub use finder::Watch;
 pub use hosted::{EventSpec, HostedEvent, HostedProgram, TestInput};
 pub(crate) use hosted::{field_of, put};
+pub use life::Watch;
 pub use memory::{
     Death, Domain, EventFd, Isolation, TextRange, has_protection_keys, number_of_process, process_named,
 };
@@ -380,7 +367,7 @@ impl std::fmt::Debug for Shared {
 pub struct Realm {
     shared: Arc<Shared>,
     tracer: Tracer,
-    finder: Arc<finder::Finder>,
+    finder: Arc<life::Finder>,
 }
 
 impl Realm {
@@ -425,7 +412,7 @@ impl Realm {
             directory,
         });
         let tracer = Tracer::start(shared.clone())?;
-        let finder = finder::Finder::new(tracer.sender())?;
+        let finder = life::Finder::new(tracer.sender())?;
         let realm = Arc::new(Realm { shared: shared.clone(), tracer, finder });
         let (sender, weak) = (Mutex::new(realm.tracer.sender()), Arc::downgrade(&shared));
         shared.domains.begin(Box::new(move |block| {
@@ -589,7 +576,7 @@ impl Realm {
             let watch = Some(Arc::new(watch));
             specs.iter_mut().for_each(|spec| spec.watch.clone_from(&watch));
             found = those;
-            if matches!(wanted, finder::Wanted::OfLoader(_)) {
+            if matches!(wanted, life::Wanted::OfLoader(_)) {
                 found.extend(specs.iter().flat_map(|spec| spec.filter.named()));
             }
         }
@@ -631,9 +618,9 @@ impl Realm {
     ) -> Result<TargetStatus, Refusal> {
         // (A static ring3 makes the call that executes the program itself.)
         let asked = match following {
-            Some(following) => takes::Asked::User(following),
-            None if before_program && files::maps_c_library(pid) => takes::Asked::BeforeProgram,
-            None => takes::Asked::Name,
+            Some(following) => life::Asked::User(following),
+            None if before_program && files::maps_c_library(pid) => life::Asked::BeforeProgram,
+            None => life::Asked::Name,
         };
         self.tracer.ask(|reply| Command::AddTarget(pid, asked, of_family, reply))?
     }

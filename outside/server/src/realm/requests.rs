@@ -12,14 +12,13 @@ use std::time::{Duration, Instant};
 use ring3_layout::realm::{Request, request};
 use ring3_layout::thread::THREADS_MAX;
 
-use super::calls::filters;
-use super::executions::{Announcer, InheritedState};
+use super::life::{Announcer, InheritedState};
 use super::memory::Death;
 use super::programs::Ended;
 use super::reports::ReportTo;
 use super::target::Target;
 use super::tracer::Actor;
-use super::{Shared, process};
+use super::{Shared, calls, process};
 
 /// Pauses behind attempts to restore the code of a process that waits to be let go, if it could not be stopped.
 const RESTORED_AGAIN_AFTER_MS: [u64; 3] = [1, 10, 50];
@@ -342,7 +341,7 @@ impl Actor {
 
     /// A process that runs with a target's tables is about to filter its calls: the target, or a child that calls itself `own_pid`.
     fn meet_filter(&mut self, (pid, own_pid): (u32, u32), argument: u64) {
-        let Some(filter) = filters::filter_at(pid, argument) else { return };
+        let Some(filter) = calls::filter_at(pid, argument) else { return };
         let why = if filter.judge_places() {
             Some("it is about to filter its system calls by where they are made (seccomp)")
         } else if !rustix::process::geteuid().is_root() {

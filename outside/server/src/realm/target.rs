@@ -21,21 +21,18 @@ use ring3_layout::region::{CONTROL_BYTES, CONTROL_NAME, CONTROL_OFFSET, TEXT_OFF
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::ahead::Ahead;
+use super::applying::{Ahead, Calls, Series, Settled};
 use super::calls::{SudFallback, Syscalls, WantedCalls};
-use super::ends::Life;
 use super::files::{Modules, Program, VdsoClock, likely_file_of, vdso_clock};
-use super::forks::WitnessFile;
 use super::hosted::Host;
+use super::life::{Life, WitnessFile};
 use super::memory::{Death, Protection, opened_for_targets, sources};
-use super::placing::{Calls, Series};
 use super::process::{Cleaning, RetryDelay, SharedFile, code_of, limits, nonce_at};
 use super::programs::{Extensions, FaultCount};
 use super::refusal::refusal_of;
 use super::reports::{PerfMap, Terminal};
 use super::requests::Budget;
 use super::signals::{FaultState, TrapState};
-use super::single::Settled;
 use super::sites::{
     Area, FIRST_STUB_AREA_BYTES, Place, RangeAllocator, RelayPage, Site, Use, WantedSite, attachment_flags, in_agent,
     place_in, places, taken,

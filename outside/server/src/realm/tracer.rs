@@ -15,23 +15,19 @@ use ring3_inject as inject;
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 
-use super::attaching::Removed;
-use super::ends::RecentEnds;
-use super::executions::{Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, Work};
+use super::applying::{Removed, Series};
 use super::files::{ANALYSIS_AT_ONCE, FileKey};
-use super::forks::YoungForks;
-use super::leftovers::leftovers;
-use super::memory::{EventFd, Garbage, TextRange, Untended, owners};
-use super::orphans::Orphans;
-use super::placing::Series;
+use super::leaving::{Orphans, leftovers};
+use super::life::{
+    Announcer, Asked, Candidate, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, RecentEnds, Takes, Work,
+    YoungForks,
+};
+use super::memory::{EventFd, Garbage, TextRange, Untended, free_cpu_slots};
 use super::process::RetryDelay;
 use super::refusal::refusal_of;
 use super::reports::{ReportTo, Terminal};
-use super::takes::{Asked, Candidate, Takes};
 use super::target::{DETACH_WITHIN, Link, STOP_WITHIN, Target};
-use super::{
-    AttachmentId, Following, LinkSpec, MapSlot, NotTraced, Refusal, Shared, TargetStatus, executions, process,
-};
+use super::{AttachmentId, Following, LinkSpec, MapSlot, NotTraced, Refusal, Shared, TargetStatus, life, process};
 use ring3_names::elf::PlacedSymbol;
 
 /// A tool that ends closes its links one by one. Each change of a target stops it: links that are closed this soon after one another are
@@ -695,7 +691,7 @@ impl Actor {
             tracing::info!(pid, comm = target.comm, "target exited");
             let death = target.death();
             let block = target.domain.block().file.realm();
-            owners::free_cpu_slots(block, &self.shared.namespaces, death.owner);
+            free_cpu_slots(block, &self.shared.namespaces, death.owner);
             let nonce = target.nonce;
             self.tell_death(pid, death);
             self.free_requests_of_nobody(nonce);
@@ -751,9 +747,9 @@ impl Actor {
         }
     }
 
-    /// As [`executions::is_held`].
+    /// As [`life::is_held`].
     pub(super) fn is_held(&self, pid: u32) -> bool {
-        executions::is_held(&self.executions, pid)
+        life::is_held(&self.executions, pid)
     }
 
     /// Whether a command for a process is for later: it cannot be stopped, or is being detached.

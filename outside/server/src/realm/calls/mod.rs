@@ -6,13 +6,14 @@
 //! Start reading at: `trampolines.rs`.
 
 mod callers;
-pub(super) mod filters;
+mod filters;
 mod interest;
 pub(super) mod restore;
 pub(super) mod sud;
 mod trampolines;
 mod unseen;
 
+pub(super) use filters::filter_at;
 pub(super) use sud::SudFallback;
 pub(super) use trampolines::{Syscalls, WantedCall, WantedCalls};
 pub(super) use unseen::are_of_strace;

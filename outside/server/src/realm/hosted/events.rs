@@ -6,7 +6,7 @@
 //! ([`ring3_run::events`]). A program that does not ask what the CPU was doing needs no sample: for the clocks, a timer says when it
 //! runs, which the kernel lets everybody have. Start and stop are requests on the timer or the event: a run needs no server.
 //!
-//! Ends of targets that no program in them has seen are shown by such processes, too (`ends.rs`).
+//! Ends of targets that no program in them has seen are shown by such processes, too (`life/ends.rs`).
 //!
 //! All events of a program share a process: `profile` has one for each CPU.
 

@@ -11,7 +11,7 @@ use ring3_layout::owner::{self, NAMESPACE_SERVER};
 use ring3_run::child::{FILES_MAX, SharedMap};
 use ring3_uapi::Errno;
 
-use crate::realm::memory::{Death, owners};
+use crate::realm::memory::{Death, free_cpu_slots};
 use crate::realm::{MapFile, MapSlot, ProgramText, Refusal, Shared};
 
 /// Maps, and their files.
@@ -94,7 +94,7 @@ impl Drop for ProgramProcess {
         let owner = owner::name(NAMESPACE_SERVER, self.child.id());
         let maps = self.maps.get_mut().expect("no panic under this lock");
         let death = Death { owner, maps: maps.keys().copied().collect(), until_tended: None };
-        owners::free_cpu_slots(self.shared.domains.own().block().file.realm(), &self.shared.namespaces, owner);
+        free_cpu_slots(self.shared.domains.own().block().file.realm(), &self.shared.namespaces, owner);
         self.shared.deaths.tell(death);
     }
 }

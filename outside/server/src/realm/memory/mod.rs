@@ -9,7 +9,7 @@ mod domains;
 mod doorbell;
 mod garbage;
 mod maps;
-pub(super) mod owners;
+mod owners;
 mod protection;
 mod text;
 
@@ -20,7 +20,7 @@ pub use doorbell::EventFd;
 pub(super) use garbage::Garbage;
 pub(super) use maps::{opened_for_targets, sources};
 pub use owners::{Death, number_of_process, process_named};
-pub(super) use owners::{Deaths, Namespaces, Untended};
+pub(super) use owners::{Deaths, Namespaces, Untended, free_cpu_slots};
 pub(super) use protection::Protection;
 pub use protection::{Isolation, has_protection_keys};
 pub use text::TextRange;

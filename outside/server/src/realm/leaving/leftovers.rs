@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt;
 
 use ring3_inject as inject;
 
-use super::files::{file_of, is_c_library, regular_file};
-use super::process::{code_of, read_process};
-use super::target::{STOP_WITHIN, Target};
+use crate::realm::files::{file_of, is_c_library, regular_file};
+use crate::realm::process::{code_of, read_process};
+use crate::realm::target::{STOP_WITHIN, Target};
 
 /// How the memfds of ring3 begin in `/proc/PID/maps`, and where descriptors lead.
 const MEMFD_PREFIX: &str = "/memfd:ring3-";
@@ -18,13 +18,13 @@ const CHUNK_BYTES: u64 = 0x1_0000;
 
 impl Target {
     /// Where ring3's code and data lie in the process. Before the region is mapped, nothing is ring3's.
-    pub(super) fn own_ranges(&self) -> Vec<Range<u64>> {
+    pub(in crate::realm) fn own_ranges(&self) -> Vec<Range<u64>> {
         let region = (self.region != 0).then(|| self.region..self.region + ring3_layout::region::REGION_BYTES);
         self.stub_areas().chain(region).collect()
     }
 
     /// Mappings with code that are not ring3's; of a process that has yet to execute its program, the C library's.
-    pub(super) fn code_not_ours<'m>(
+    pub(in crate::realm) fn code_not_ours<'m>(
         &self,
         mappings: &'m [inject::Mapping],
     ) -> impl Iterator<Item = &'m inject::Mapping> + use<'m> {
@@ -39,7 +39,7 @@ impl Target {
 }
 
 /// What is left, a line each. `ours`: where ring3's code and data were.
-pub(super) fn leftovers(pid: u32, ours: &[Range<u64>]) -> Result<Vec<String>, inject::Error> {
+pub(in crate::realm) fn leftovers(pid: u32, ours: &[Range<u64>]) -> Result<Vec<String>, inject::Error> {
     let mappings = inject::mappings(inject::Pid(pid))?;
     let mut left = vec![];
     for mapping in &mappings {

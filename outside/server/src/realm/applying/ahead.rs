@@ -15,18 +15,18 @@ use ring3_layout::control::{CONTROL_MAGIC, ControlHeaderValue};
 use ring3_layout::region::CONTROL_OFFSET;
 use ring3_patch::{NEAR_BYTES_MAX, STUB_BYTES_MAX, Tactic};
 
-use super::Shared;
-use super::calls::WantedCall;
-use super::process::value_from;
-use super::sites::{Batch, CaughtCalls, STOPPED_TWICE_THREADS_MAX, WITHIN_JUMP, WantedSite};
-use super::target::Target;
+use crate::realm::Shared;
+use crate::realm::calls::WantedCall;
+use crate::realm::process::value_from;
+use crate::realm::sites::{Batch, CaughtCalls, STOPPED_TWICE_THREADS_MAX, WITHIN_JUMP, WantedSite};
+use crate::realm::target::Target;
 
 /// A call that is so near to a wanted site is left for the stop: probes have the first choice of places.
 const NEAR_SITE_BYTES: u64 = 64;
 
 /// What was written ahead.
 #[derive(Debug, Default)]
-pub(super) struct Ahead {
+pub(in crate::realm) struct Ahead {
     sites: Vec<u64>,
     calls: Vec<u64>,
 }
@@ -34,7 +34,7 @@ pub(super) struct Ahead {
 impl Target {
     /// Ends the first stop of an attach where all that needs remote calls is done, if the rest may be done in another one: maps memory
     /// for the stubs.
-    pub(super) fn leaves_rest_for_next_stop(
+    pub(in crate::realm) fn leaves_rest_for_next_stop(
         &mut self,
         stopped: &mut inject::Stopped,
         places: &[WantedSite],
@@ -58,7 +58,7 @@ impl Target {
     }
 
     /// Writes the code of new sites and calls, where nothing else has a say in it, while the process runs.
-    pub(super) fn write_ahead(&mut self, wanted: &[WantedSite], calls: &[WantedCall]) -> Ahead {
+    pub(in crate::realm) fn write_ahead(&mut self, wanted: &[WantedSite], calls: &[WantedCall]) -> Ahead {
         let mut ahead = Ahead::default();
         // (What calls go back to that were caught is known in a stop only.)
         if self.sud.armed {
@@ -136,7 +136,7 @@ impl Target {
 
     /// The code that was written ahead is not there, or may not be, in the processes that run with these tables: it is made anew for
     /// sites that are not in force.
-    pub(super) fn forget_ahead(&mut self, ahead: &Ahead) {
+    pub(in crate::realm) fn forget_ahead(&mut self, ahead: &Ahead) {
         for address in &ahead.sites {
             let Some(site) = self.sites.get_mut(address).filter(|site| !site.patched) else { continue };
             (site.stub, site.stub_bytes) = (0, 0);
@@ -149,7 +149,7 @@ impl Target {
     }
 
     /// As [`Target::unshare`]; what was written ahead is in this process, and forgotten where forks go on with the tables.
-    pub(super) fn unshare_ahead(
+    pub(in crate::realm) fn unshare_ahead(
         &mut self,
         shared: &Shared,
         stopped: &mut inject::Stopped,

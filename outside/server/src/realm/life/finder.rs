@@ -19,12 +19,12 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
-use super::files::FileId;
-use super::memory::EventFd;
-use super::process::{all_processes, code_of};
 use super::raw_executions::{Executions, Mark, Told};
-use super::tracer::{Command, CommandSender};
-use super::{Point, process};
+use crate::realm::files::FileId;
+use crate::realm::memory::EventFd;
+use crate::realm::process::{all_processes, code_of};
+use crate::realm::tracer::{Command, CommandSender};
+use crate::realm::{Point, process};
 
 /// When processes are looked at after something has happened, milliseconds each.
 const LOOK_AFTER: [u64; 8] = [0, 1, 3, 7, 15, 40, 150, 1000];
@@ -37,7 +37,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// What a link waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Wanted {
+pub(in crate::realm) enum Wanted {
     /// Processes that map this file.
     File(FileId),
     /// All processes.
@@ -95,7 +95,7 @@ struct State {
 
 /// Finds processes. Its thread runs while there is something to be found.
 #[derive(Debug)]
-pub(super) struct Finder {
+pub(in crate::realm) struct Finder {
     state: Mutex<State>,
     inotify: OwnedFd,
     /// `None` inside: the kernel does not tell this user.
@@ -138,7 +138,7 @@ impl Census {
 impl Finder {
     /// # Errors
     /// Of inotify_init1(2) and eventfd(2).
-    pub(super) fn new(sender: CommandSender) -> std::io::Result<Arc<Finder>> {
+    pub(in crate::realm) fn new(sender: CommandSender) -> std::io::Result<Arc<Finder>> {
         Ok(Arc::new(Finder {
             state: Mutex::default(),
             inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
@@ -156,7 +156,11 @@ impl Finder {
     ///
     /// # Errors
     /// The file cannot be watched (`ENOSPC`: the user has as many watches as `fs.inotify.max_user_watches` lets it have).
-    pub(super) fn watch(self: &Arc<Finder>, wanted: Wanted, point: &Point) -> Result<(Watch, BTreeSet<u32>), Errno> {
+    pub(in crate::realm) fn watch(
+        self: &Arc<Finder>,
+        wanted: Wanted,
+        point: &Point,
+    ) -> Result<(Watch, BTreeSet<u32>), Errno> {
         let mut state = self.state();
         match state.wanted.entry(wanted) {
             Entry::Occupied(mut known) => known.get_mut().links += 1,
@@ -212,7 +216,7 @@ impl Finder {
     }
 
     /// Whether nothing is wanted.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::realm) fn is_idle(&self) -> bool {
         self.state().wanted.is_empty()
     }
 

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use ring3_inject as inject;
 
-use super::process;
-use super::process::nonce_at;
-use super::target::Target;
-use super::tracer::Actor;
+use crate::realm::process;
+use crate::realm::process::nonce_at;
+use crate::realm::target::Target;
+use crate::realm::tracer::Actor;
 
 /// Threads that have not stopped within this time wait in the kernel.
 const STOP_WITHIN: Duration = Duration::from_millis(200);
@@ -27,7 +27,7 @@ impl Target {
 
 impl Actor {
     /// From now on hooks pass through in a target.
-    pub(super) fn begin_detach(&mut self, pid: u32) {
+    pub(in crate::realm) fn begin_detach(&mut self, pid: u32) {
         let Some(target) = self.targets.get_mut(&pid) else { return };
         for _ in 0..LOOKS_MAX {
             if target.is_detaching() || !inject::is_traced_through(pid) {

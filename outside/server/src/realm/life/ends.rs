@@ -18,11 +18,11 @@ use ring3_layout::task_event::{
 };
 use ring3_run::events::{Asked, EndedThread, Order};
 
-use super::hosted::{Host, HostedProgram};
-use super::target::Target;
-use super::tracer::Actor;
-use super::{AttachmentId, Point};
 use crate::raw_process::exit_code_of;
+use crate::realm::hosted::{Host, HostedProgram};
+use crate::realm::target::Target;
+use crate::realm::tracer::Actor;
+use crate::realm::{AttachmentId, Point};
 
 /// Nanoseconds of a tick of `/proc/PID/stat`.
 const TICK_NS: u64 = 10_000_000;
@@ -32,7 +32,7 @@ const MAX_RT_PRIO: i32 = 100;
 
 /// What `/proc/PID/stat` tells of a process.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Life {
+pub(in crate::realm) struct Life {
     parent: u32,
     prio: i32,
     started_ns: u64,
@@ -43,7 +43,7 @@ pub(super) struct Life {
 
 impl Life {
     /// Of a process that there is, be it as a zombie.
-    pub(super) fn of(pid: u32) -> Option<Life> {
+    pub(in crate::realm) fn of(pid: u32) -> Option<Life> {
         let stat = inject::Stat::of(pid)?;
         let is_over = matches!(stat.state(), Some('Z' | 'X'));
         Some(Life {
@@ -164,7 +164,7 @@ fn receiver(pid: u32) -> Option<Receiver> {
 
 /// Processes whose ends have been dealt with lately, by their ids: a fork is told of by itself and by its creator, maybe too late.
 #[derive(Debug, Default)]
-pub(super) struct RecentEnds(VecDeque<u32>);
+pub(in crate::realm) struct RecentEnds(VecDeque<u32>);
 
 impl RecentEnds {
     /// Remembers a process; false: it is remembered already.
@@ -188,7 +188,7 @@ fn was_seen(target: &Target, nonce: u64, own_pid: u32) -> bool {
 
 impl Actor {
     /// A target has ended: what programs have not seen of that, they see now.
-    pub(super) fn show_end(&mut self, pid: u32) {
+    pub(in crate::realm) fn show_end(&mut self, pid: u32) {
         let Some(target) = self.targets.get(&pid) else { return };
         let links = self.links_that_see_ends(target);
         if links.is_empty() || target.check_identity().is_ok() {

@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
-use super::calls::are_of_strace;
 use super::executions::InheritedState;
-use super::files::FileId;
 use super::finder::Wanted;
-use super::meant::{check_reach, holds, is_of_family};
-use super::process::{Maker, code_of};
-use super::reports::{ReportTo, Terminal, report_untraced};
-use super::sites::maps;
-use super::target::{Link, Target};
-use super::tracer::{Actor, Command};
-use super::{AttachmentId, Following, LinkSpec, NotTraced, Point, Refusal, Scope, process};
+use crate::realm::calls::are_of_strace;
+use crate::realm::files::FileId;
+use crate::realm::meant::{check_reach, holds, is_of_family};
+use crate::realm::process::{Maker, code_of};
+use crate::realm::reports::{ReportTo, Terminal, report_untraced};
+use crate::realm::sites::maps;
+use crate::realm::target::{Link, Target};
+use crate::realm::tracer::{Actor, Command};
+use crate::realm::{AttachmentId, Following, LinkSpec, NotTraced, Point, Refusal, Scope, process};
 use crate::rights::Subject;
 
 /// Processes are made targets for so long, then everybody else has a turn.
@@ -60,7 +60,7 @@ fn runs_ring3(pid: u32) -> bool {
 
 impl LinkSpec {
     /// Which processes become targets for it.
-    pub(super) fn wanted(&self) -> Option<Wanted> {
+    pub(in crate::realm) fn wanted(&self) -> Option<Wanted> {
         match (&self.point, self.scope, self.pid) {
             (_, Scope::Targets | Scope::Family(_), _) | (_, _, Some(_)) => None,
             (Point::Probe(probe), ..) => Some(Wanted::File(probe.id)),
@@ -85,13 +85,13 @@ impl Drop for Answer {
 
 /// A process that may become a target, and who waits for that, until when.
 #[derive(Debug)]
-pub(super) struct Candidate {
-    pub(super) pid: u32,
+pub(in crate::realm) struct Candidate {
+    pub(in crate::realm) pid: u32,
     awaited: Option<(Instant, Arc<Answer>)>,
 }
 
 impl Candidate {
-    pub(super) fn unawaited(self) -> Candidate {
+    pub(in crate::realm) fn unawaited(self) -> Candidate {
         Candidate { awaited: None, ..self }
     }
 }
@@ -107,7 +107,7 @@ struct Untaken {
 
 /// Processes that are to become targets, and those that could not.
 #[derive(Debug, Default)]
-pub(super) struct Takes {
+pub(in crate::realm) struct Takes {
     queue: VecDeque<Candidate>,
     untaken: BTreeMap<u32, Untaken>,
     /// What has not been said yet of those, for whom.
@@ -121,12 +121,12 @@ pub(super) struct Takes {
 }
 
 impl Takes {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::realm) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
     /// Processes that are looked at when there is time. Nobody waits for those.
-    pub(super) fn add(&mut self, pids: BTreeSet<u32>) {
+    pub(in crate::realm) fn add(&mut self, pids: BTreeSet<u32>) {
         let known: BTreeSet<u32> = self.queue.iter().map(|candidate| candidate.pid).collect();
         let new = pids.into_iter().filter(|pid| !known.contains(pid));
         self.queue.extend(new.map(|pid| Candidate { pid, awaited: None }));
@@ -152,7 +152,7 @@ impl Takes {
 
 impl Actor {
     /// Makes processes targets that links want, as far as there is time.
-    pub(super) fn take_candidates(&mut self) {
+    pub(in crate::realm) fn take_candidates(&mut self) {
         let until = Instant::now() + TAKE_AT_ONCE;
         while Instant::now() < until {
             let Some(candidate) = self.takes.queue.pop_front() else { break };
@@ -207,7 +207,7 @@ impl Actor {
     }
 
     /// Processes that links want and that are no targets, or not yet: id, name and reason.
-    pub(super) fn not_traced(&mut self) -> Vec<NotTraced> {
+    pub(in crate::realm) fn not_traced(&mut self) -> Vec<NotTraced> {
         self.takes.forget_ended();
         let untaken = self.takes.untaken.iter();
         let mut found: Vec<NotTraced> =
@@ -230,7 +230,7 @@ impl Actor {
     }
 
     /// Programs that were expected to map a file with probes, and have not, are targets no more.
-    pub(super) fn let_unwanted_go(&mut self) {
+    pub(in crate::realm) fn let_unwanted_go(&mut self) {
         let is_due = |target: &&Target| target.is_expected && target.since.elapsed() > EXPECTED_FOR;
         let due: Vec<u32> = self.targets.values().filter(is_due).map(|target| target.pid).collect();
         for pid in due {
@@ -245,7 +245,7 @@ impl Actor {
     }
 
     /// Answers who makes a link once the processes are targets that it wants.
-    pub(super) fn take_for(
+    pub(in crate::realm) fn take_for(
         &mut self,
         ids: Vec<AttachmentId>,
         mut found: BTreeSet<u32>,
@@ -296,7 +296,7 @@ impl Actor {
     }
 
     /// Makes a process a target if a link wants that.
-    pub(super) fn take(&mut self, candidate: &Candidate) {
+    pub(in crate::realm) fn take(&mut self, candidate: &Candidate) {
         let pid = candidate.pid;
         if self.targets.contains_key(&pid) || self.executions.contains_key(&pid) || self.takes.is_hopeless(pid) {
             return;
@@ -320,7 +320,7 @@ impl Actor {
     }
 
     /// A program has run for a moment without probes, since it could not wait any longer for its turn.
-    pub(super) fn note_ran_on(&mut self, pid: u32) {
+    pub(in crate::realm) fn note_ran_on(&mut self, pid: u32) {
         tracing::warn!(pid, "it runs before it could be traced: too many programs begin at once");
         self.takes.add([pid].into());
         self.tell_of_execution(
@@ -396,7 +396,7 @@ impl Actor {
     }
 
     /// Whether a process is to be a target without anybody having named it.
-    pub(super) fn is_wanted(&self, pid: u32) -> bool {
+    pub(in crate::realm) fn is_wanted(&self, pid: u32) -> bool {
         !self.links_that_want(pid).is_empty()
     }
 
@@ -456,7 +456,7 @@ fn has_children(pid: u32) -> bool {
 
 /// Who asked for a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(in crate::realm) enum Asked {
     /// A user: it stays one when its links are gone.
     User(Following),
     /// A link names it.
@@ -468,11 +468,11 @@ pub(super) enum Asked {
 }
 
 impl Asked {
-    pub(super) fn is_explicit(self) -> bool {
+    pub(in crate::realm) fn is_explicit(self) -> bool {
         matches!(self, Asked::User(_))
     }
 
-    pub(super) fn following(self) -> Following {
+    pub(in crate::realm) fn following(self) -> Following {
         match self {
             Asked::User(following) => following,
             Asked::Name | Asked::BeforeProgram => Following::All,

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use ring3_layout::control::ControlHeaderValue;
 use ring3_uapi::Errno;
 
-use super::Refusal;
-use super::executions::is_held;
-use super::process::{Cleaning, Maker, RetryDelay, all_processes, maker, region_in};
 use super::recovery::Restored;
-use super::target::DETACH_WITHIN;
-use super::tracer::{Actor, Command};
+use crate::realm::Refusal;
+use crate::realm::life::is_held;
+use crate::realm::process::{Cleaning, Maker, RetryDelay, all_processes, maker, region_in};
+use crate::realm::target::DETACH_WITHIN;
+use crate::realm::tracer::{Actor, Command};
 
 /// All orphans together have this time before others have a turn.
 const CLEANING_AT_ONCE: Duration = Duration::from_millis(20);
@@ -62,7 +62,7 @@ impl Orphan {
 
 /// All orphans.
 #[derive(Debug, Default)]
-pub(super) struct Orphans {
+pub(in crate::realm) struct Orphans {
     unclean: BTreeMap<u32, Orphan>,
     /// Those that were cleaned before anybody asked.
     cleaned: BTreeSet<u32>,
@@ -71,7 +71,7 @@ pub(super) struct Orphans {
 impl Orphans {
     /// Every process that a dead server of this run-time directory left instrumented. (What one of another directory left is its
     /// successor's, or `ring3 detach`'s.)
-    pub(super) fn find(directory: u32) -> Orphans {
+    pub(in crate::realm) fn find(directory: u32) -> Orphans {
         let mut orphans = Orphans::default();
         for pid in all_processes().into_iter().filter(|pid| *pid != std::process::id()) {
             if let Some(found) = left_behind(pid, &[]).filter(|(_, header)| header.directory == directory) {
@@ -82,11 +82,11 @@ impl Orphans {
     }
 
     /// A process is a target now: who has it detached hears of that.
-    pub(super) fn forget(&mut self, pid: u32) {
+    pub(in crate::realm) fn forget(&mut self, pid: u32) {
         self.cleaned.remove(&pid);
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::realm) fn is_empty(&self) -> bool {
         self.unclean.is_empty()
     }
 }
@@ -106,7 +106,7 @@ fn left_behind(pid: u32, known_nonces: &[u64]) -> Option<(Cleaning, ControlHeade
 
 impl Actor {
     /// Cleans what is due, for so long that others may wait. Whoever takes too long is left as it is.
-    pub(super) fn clean_orphans(&mut self) {
+    pub(in crate::realm) fn clean_orphans(&mut self) {
         let until = Instant::now() + CLEANING_AT_ONCE;
         let executions = &self.executions;
         let Orphans { unclean, cleaned } = &mut self.orphans;
@@ -126,7 +126,7 @@ impl Actor {
     }
 
     /// Begins to clean the process that a command is about, if a server that is gone left something there.
-    pub(super) fn take_up_orphan(&mut self, command: &Command) {
+    pub(in crate::realm) fn take_up_orphan(&mut self, command: &Command) {
         let is_other = |pid: &u32| !self.targets.contains_key(pid) && !self.orphans.unclean.contains_key(pid);
         let Some(pid) = command.is_about().filter(is_other) else { return };
         if let Some(found) = left_behind(pid, &self.known_nonces()) {
@@ -136,12 +136,12 @@ impl Actor {
     }
 
     /// Whether a process is being cleaned.
-    pub(super) fn is_unclean(&self, pid: u32) -> bool {
+    pub(in crate::realm) fn is_unclean(&self, pid: u32) -> bool {
         self.orphans.unclean.contains_key(&pid)
     }
 
     /// What somebody hears who has a process detached that is no target.
-    pub(super) fn detached_orphan(&mut self, pid: u32) -> Result<Vec<String>, Refusal> {
+    pub(in crate::realm) fn detached_orphan(&mut self, pid: u32) -> Result<Vec<String>, Refusal> {
         if self.orphans.cleaned.remove(&pid) {
             return Ok(vec![]);
         }

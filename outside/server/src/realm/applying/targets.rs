@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
-use super::executions::is_held;
-use super::files::{ANALYSIS_AT_ONCE, FileKey, likely_key_of};
-use super::process::{RetryDelay, code_of};
-use super::reports::ReportTo;
-use super::tracer::{Actor, Command, LONG};
-use super::{Refusal, files};
+use crate::realm::files::{ANALYSIS_AT_ONCE, FileKey, likely_key_of};
+use crate::realm::life::is_held;
+use crate::realm::process::{RetryDelay, code_of};
+use crate::realm::reports::ReportTo;
+use crate::realm::tracer::{Actor, Command, LONG};
+use crate::realm::{Refusal, files};
 
 /// What is in the way for a moment only is tried again after so many milliseconds each, while everybody else waits.
 const MOMENTS_MS: [u64; 4] = [1, 2, 4, 8];
@@ -20,7 +20,7 @@ const MOMENTS_MS: [u64; 4] = [1, 2, 4, 8];
 impl Actor {
     /// Does in a target what its links want now. What only a moment is in the way of, a thread that is just being made say, is
     /// tried again at once, then later, in the background.
-    pub(super) fn apply(&mut self, pid: u32, report_to: ReportTo) -> Result<(), Refusal> {
+    pub(in crate::realm) fn apply(&mut self, pid: u32, report_to: ReportTo) -> Result<(), Refusal> {
         let (mut applied, mut is_cut_short) = self.apply_once(pid);
         // (In the background there are enough turns.)
         let moments: &[u64] = if self.behind.contains_key(&pid) { &[] } else { &MOMENTS_MS };
@@ -36,14 +36,14 @@ impl Actor {
     }
 
     /// As `apply`; why it failed, if it did, is in the log only.
-    pub(super) fn apply_or_log(&mut self, pid: u32) {
+    pub(in crate::realm) fn apply_or_log(&mut self, pid: u32) {
         if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
             tracing::warn!(pid, "{refusal}");
         }
     }
 
     /// Says what is not applied in a target, and whether something is to be tried again.
-    pub(super) fn settle(&mut self, pid: u32, report_to: ReportTo, is_behind: bool) {
+    pub(in crate::realm) fn settle(&mut self, pid: u32, report_to: ReportTo, is_behind: bool) {
         let Some(target) = self.targets.get_mut(&pid) else { return };
         target.report_refused(&self.links, report_to);
         self.meet_gate(pid);
@@ -55,7 +55,7 @@ impl Actor {
     }
 
     /// Has the large files of a process analysed that nothing is known of.
-    pub(super) fn look_for_large_files(&mut self, pid: u32) {
+    pub(in crate::realm) fn look_for_large_files(&mut self, pid: u32) {
         let mappings = inject::mappings(inject::Pid(pid)).unwrap_or_default();
         // (With RING3_PERF ring3's own code in a target is in files, too.)
         let code: Vec<&inject::Mapping> = match self.targets.get(&pid) {
@@ -78,7 +78,7 @@ impl Actor {
     }
 
     /// Whether files of a process that were looked for are not analysed yet.
-    pub(super) fn awaits_files(&mut self, pid: u32) -> bool {
+    pub(in crate::realm) fn awaits_files(&mut self, pid: u32) -> bool {
         let Some(awaited) = self.unanalysed.get(&pid) else { return false };
         let modules = self.shared.modules();
         if awaited.iter().any(|key| modules.is_awaited(key)) {
@@ -90,7 +90,7 @@ impl Actor {
     }
 
     /// Begins to analyse the large files that are wanted, unless that has begun. What waited for them is done then.
-    pub(super) fn analyse_files(&self) {
+    pub(in crate::realm) fn analyse_files(&self) {
         if !self.shared.modules().takes_worker() {
             return;
         }
@@ -129,18 +129,18 @@ impl Actor {
     }
 
     /// Whether something could not be applied in a process that may be possible later.
-    pub(super) fn is_refused_for_now(&self, pid: u32) -> bool {
+    pub(in crate::realm) fn is_refused_for_now(&self, pid: u32) -> bool {
         let mut refusals = self.links.values().filter_map(|link| link.refused.get(&pid));
         refusals.any(|refusal| refusal.errno == Errno::EBUSY)
     }
 
     /// What could not be changed in a target is tried again later.
-    pub(super) fn try_again(&mut self, pid: u32) {
+    pub(in crate::realm) fn try_again(&mut self, pid: u32) {
         self.behind.entry(pid).or_insert_with(RetryDelay::new);
     }
 
     /// Changes what could not be changed before. (A thread that waits for its `vfork` child goes on soon.)
-    pub(super) fn catch_up(&mut self) {
+    pub(in crate::realm) fn catch_up(&mut self) {
         self.behind.retain(|pid, _| self.targets.contains_key(pid));
         let executions = &self.executions;
         let now = Instant::now();

@@ -13,13 +13,13 @@ use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_patch::JUMP_BYTES;
 
-use super::files::Modules;
-use super::refusal::refusal_of;
-use super::reports::ReportTo;
-use super::sites::{Place, Unplaced, Use, WantedSite, places};
-use super::target::{Link, STOP_WITHIN, Target, refuse};
-use super::tracer::{Actor, LONG};
-use super::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallPoint, process};
+use crate::realm::files::Modules;
+use crate::realm::refusal::refusal_of;
+use crate::realm::reports::ReportTo;
+use crate::realm::sites::{Place, Unplaced, Use, WantedSite, places};
+use crate::realm::target::{Link, STOP_WITHIN, Target, refuse};
+use crate::realm::tracer::{Actor, LONG};
+use crate::realm::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallPoint, process};
 
 /// What a site displaces has fewer bytes.
 const DISPLACED_BYTES_MAX: u64 = 256;
@@ -29,7 +29,7 @@ const MAPPINGS_EVERY: Duration = Duration::from_millis(20);
 
 /// What a target was brought in line with.
 #[derive(Debug)]
-pub(super) struct Settled {
+pub(in crate::realm) struct Settled {
     code: Vec<inject::Mapping>,
     /// When it was last looked whether that is mapped.
     read: Instant,
@@ -55,7 +55,7 @@ enum Added {
 
 impl Target {
     /// The process, which has these mappings, is in line with all links.
-    pub(super) fn settle(&mut self, mappings: &[inject::Mapping]) {
+    pub(in crate::realm) fn settle(&mut self, mappings: &[inject::Mapping]) {
         self.settled =
             Some(Settled { code: self.code_that_matters(mappings).cloned().collect(), read: Instant::now() });
     }

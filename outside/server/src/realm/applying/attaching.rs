@@ -2,24 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::meant::check_reach;
-use super::reports::ReportTo;
-use super::takes::Asked;
-use super::target::Link;
-use super::tracer::{Actor, Command};
-use super::{AttachmentId, LinkSpec, Refusal};
+use crate::realm::life::Asked;
+use crate::realm::meant::check_reach;
+use crate::realm::reports::ReportTo;
+use crate::realm::target::Link;
+use crate::realm::tracer::{Actor, Command};
+use crate::realm::{AttachmentId, LinkSpec, Refusal};
 
 /// Links that are removed together, and what their programs had, which is dropped after that: closing a program's last descriptor
 /// between two links' must not make two changes of them.
 #[derive(Default)]
-pub(super) struct Removed {
-    pub(super) links: Vec<AttachmentId>,
+pub(in crate::realm) struct Removed {
+    pub(in crate::realm) links: Vec<AttachmentId>,
     dropped: Vec<Command>,
 }
 
 impl Removed {
     /// Takes a command that removes something; gives back any other one.
-    pub(super) fn take(&mut self, command: Command) -> Result<(), Command> {
+    pub(in crate::realm) fn take(&mut self, command: Command) -> Result<(), Command> {
         match command {
             Command::Detach(id) => self.links.push(id),
             Command::DropMap(_) | Command::DropText(_) if !self.links.is_empty() => self.dropped.push(command),
@@ -30,12 +30,12 @@ impl Removed {
 }
 
 impl Actor {
-    pub(super) fn remove(&mut self, Removed { links, dropped }: Removed) {
+    pub(in crate::realm) fn remove(&mut self, Removed { links, dropped }: Removed) {
         self.detach(&links);
         dropped.into_iter().for_each(|command| self.handle_command(command));
     }
 
-    pub(super) fn attach(&mut self, specs: Vec<LinkSpec>) -> Result<Vec<AttachmentId>, Refusal> {
+    pub(in crate::realm) fn attach(&mut self, specs: Vec<LinkSpec>) -> Result<Vec<AttachmentId>, Refusal> {
         self.forget_vanished();
         let Some(LinkSpec { pid, rights, .. }) = specs.first().cloned() else { return Ok(vec![]) };
         // (Of a single target forks are looked for when it gets the link.)

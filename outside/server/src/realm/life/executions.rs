@@ -14,17 +14,18 @@ use std::time::{Duration, Instant};
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
-use super::files::ANALYSIS_AT_ONCE;
-use super::refusal::refusal_of;
-use super::reports::{ReportTo, Terminal};
-use super::target::{Link, Target};
-use super::tracer::{Actor, Command, CommandSender, Ready};
-use super::{AttachmentId, Following, Refusal, Shared, TargetStatus, privileges, process};
+use super::privileges;
+use crate::realm::files::ANALYSIS_AT_ONCE;
+use crate::realm::refusal::refusal_of;
+use crate::realm::reports::{ReportTo, Terminal};
+use crate::realm::target::{Link, Target};
+use crate::realm::tracer::{Actor, Command, CommandSender, Ready};
+use crate::realm::{AttachmentId, Following, Refusal, Shared, TargetStatus, process};
 
 /// A process that announced an `execve` must call it within this time.
 const CALL_WITHIN: Duration = Duration::from_secs(2);
 /// An `execve` must end within this time.
-pub(super) const EXEC_WITHIN: Duration = Duration::from_secs(10);
+pub(in crate::realm) const EXEC_WITHIN: Duration = Duration::from_secs(10);
 /// Executions that are followed at a time, of all processes and of those with the same tables.
 const EXECUTIONS_MAX: usize = 256;
 const EXECUTIONS_OF_ONE_MAX: usize = 32;
@@ -35,18 +36,18 @@ const ASK_EVERY: Duration = Duration::from_millis(20);
 
 /// What a process keeps of the target that it was when it executes a program.
 #[derive(Clone, Debug)]
-pub(super) struct InheritedState {
+pub(in crate::realm) struct InheritedState {
     /// The user asked for it.
-    pub(super) explicit: bool,
-    pub(super) following: Following,
-    pub(super) terminal: Option<Terminal>,
+    pub(in crate::realm) explicit: bool,
+    pub(in crate::realm) following: Following,
+    pub(in crate::realm) terminal: Option<Terminal>,
     /// See [`Target::forebears`]; with the target itself.
-    pub(super) forebears: BTreeSet<u32>,
+    pub(in crate::realm) forebears: BTreeSet<u32>,
 }
 
 /// Whose execution is followed, and for whom.
 #[derive(Debug)]
-pub(super) enum Announcer {
+pub(in crate::realm) enum Announcer {
     /// `ring3 start`, which waits for the answer.
     User(Sender<Result<TargetStatus, Refusal>>),
     /// A process that runs with the tables of this nonce.
@@ -56,19 +57,19 @@ pub(super) enum Announcer {
 }
 
 /// What is done to a process at the first instruction of its new program.
-pub(super) type Work = Box<dyn FnOnce(&mut inject::Stopped) + Send>;
+pub(in crate::realm) type Work = Box<dyn FnOnce(&mut inject::Stopped) + Send>;
 
 /// Of one execution.
-pub(super) type ExecutionOutcome = Result<inject::Announced<()>, inject::Error>;
+pub(in crate::realm) type ExecutionOutcome = Result<inject::Announced<()>, inject::Error>;
 
 /// Whether a process cannot be stopped at present: a thread waits for its `vfork` child, say, which in turn may wait for an
 /// answer; or an execution is followed.
-pub(super) fn is_held(executions: &BTreeMap<u32, Execution>, pid: u32) -> bool {
+pub(in crate::realm) fn is_held(executions: &BTreeMap<u32, Execution>, pid: u32) -> bool {
     executions.contains_key(&pid) || process::is_held(pid)
 }
 
 /// An execution that is followed.
-pub(super) struct Execution {
+pub(in crate::realm) struct Execution {
     /// Distinguishes it from earlier ones of the process.
     number: u64,
     /// The thread that announced it.
@@ -92,7 +93,7 @@ impl Execution {
 
 impl Actor {
     /// Whether one more execution of a process that runs with the tables of `nonce` can be followed now.
-    pub(super) fn may_follow(&self, nonce: u64) -> bool {
+    pub(in crate::realm) fn may_follow(&self, nonce: u64) -> bool {
         let is_of_it = |execution: &&Execution| matches!(execution.announcer, Announcer::Family(of) if of == nonce);
         self.executions.len() < EXECUTIONS_MAX
             && self.executions.values().filter(is_of_it).count() < EXECUTIONS_OF_ONE_MAX
@@ -100,7 +101,7 @@ impl Actor {
 
     /// A thread of a process is about to execute a program, which is to be a target with what is `kept`. `ready` lets the thread
     /// go ahead.
-    pub(super) fn follow(
+    pub(in crate::realm) fn follow(
         &mut self,
         (pid, tid): (u32, u32),
         kept: InheritedState,
@@ -136,7 +137,7 @@ impl Actor {
     }
 
     /// A thread is in its `execve`, and goes on after `ready`: what it runs then is to be a target if a link wants it.
-    pub(super) fn follow_in_call(&mut self, pid: u32, tid: u32, ready: Ready) {
+    pub(in crate::realm) fn follow_in_call(&mut self, pid: u32, tid: u32, ready: Ready) {
         let is_known = self.targets.contains_key(&pid) || self.executions.contains_key(&pid);
         if is_known || self.is_left_alone(pid) {
             return ready();
@@ -154,7 +155,7 @@ impl Actor {
     }
 
     /// Executions for which there was no room are followed when there is.
-    pub(super) fn follow_those_who_wait(&mut self) {
+    pub(in crate::realm) fn follow_those_who_wait(&mut self) {
         while self.executions.len() < EXECUTIONS_MAX && !self.waiting_in_call.is_empty() {
             let (pid, tid, ready) = self.waiting_in_call.remove(0);
             self.follow_in_call(pid, tid, ready);
@@ -166,7 +167,7 @@ impl Actor {
     }
 
     /// The process stands at the first instruction of its new program: `give` the work to the thread that holds it.
-    pub(super) fn at_new_program(&mut self, pid: u32, number: u64, give: Sender<Work>) {
+    pub(in crate::realm) fn at_new_program(&mut self, pid: u32, number: u64, give: Sender<Work>) {
         if self.executions.get(&pid).is_none_or(|execution| execution.number != number) {
             return;
         }
@@ -217,7 +218,13 @@ impl Actor {
 
     /// An execution is not followed any more: nothing was executed, or it must not be followed.
     /// What could not be followed goes on when this has been reported: it may end at once, and then the loader that is told.
-    pub(super) fn end_execution(&mut self, pid: u32, number: u64, ended: ExecutionOutcome, held: Option<Ready>) {
+    pub(in crate::realm) fn end_execution(
+        &mut self,
+        pid: u32,
+        number: u64,
+        ended: ExecutionOutcome,
+        held: Option<Ready>,
+    ) {
         if self.executions.get(&pid).is_none_or(|execution| execution.number != number) {
             return;
         }
@@ -261,7 +268,7 @@ impl Actor {
     }
 
     /// The process may be stopped by others from now on; what it executes is no target.
-    pub(super) fn cancel_execution(&mut self, pid: u32) {
+    pub(in crate::realm) fn cancel_execution(&mut self, pid: u32) {
         let Some(execution) = self.executions.remove(&pid) else { return };
         execution.cancelled.store(true, Relaxed);
         let (kept, announcer, _) = execution.join();
@@ -272,7 +279,7 @@ impl Actor {
     }
 
     /// As [`Actor::cancel_execution`], of all processes.
-    pub(super) fn cancel_executions(&mut self) {
+    pub(in crate::realm) fn cancel_executions(&mut self) {
         self.executions.values().for_each(|execution| execution.cancelled.store(true, Relaxed));
         for pid in self.executions.keys().copied().collect::<Vec<_>>() {
             self.cancel_execution(pid);

@@ -20,13 +20,13 @@ use ring3_layout::thread::{
     ThreadBlock,
 };
 
-use super::calls::{restore, sud};
-use super::process::{
+use crate::realm::calls::{restore, sud};
+use crate::realm::process::{
     Cleaning, FIRST_PAUSE, PAUSE_MAX_AWAITED, is_passing, limits, put_back, read_process, read_value, value_from,
 };
-use super::signals::{actions, faults, traps};
-use super::sites::STOPPED_TWICE_THREADS_MAX;
-use super::target::STOP_WITHIN;
+use crate::realm::signals::{actions, faults, traps};
+use crate::realm::sites::STOPPED_TWICE_THREADS_MAX;
+use crate::realm::target::STOP_WITHIN;
 
 /// How the memfds that ring3 maps into targets begin.
 const MEMFD_PREFIX: &str = "/memfd:ring3-";
@@ -48,7 +48,7 @@ pub(super) struct Restored {
 impl Cleaning {
     /// Rounds until nothing is left or the time is over (then `Ok(false)`), but at least one. A process that
     /// is gone needs no cleaning.
-    pub(super) fn finish(self, within: Duration) -> Result<bool, inject::Error> {
+    pub(in crate::realm) fn finish(self, within: Duration) -> Result<bool, inject::Error> {
         let deadline = Instant::now() + within;
         let mut pause = FIRST_PAUSE;
         loop {

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::files::{FileId, regular_file};
 use super::privileges;
-use super::tracer::Ready;
+use crate::realm::files::{FileId, regular_file};
+use crate::realm::tracer::Ready;
 
 /// Who executes a program waits so long for the server at most.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -107,7 +107,7 @@ impl Drop for Mark {
 impl Executions {
     /// `tell` is called for each execution, by a thread that ends with the server; it must not wait. `None`: the kernel does not tell
     /// this user.
-    pub(super) fn start(tell: Box<Tell>) -> Option<Executions> {
+    pub(in crate::realm) fn start(tell: Box<Tell>) -> Option<Executions> {
         let flags = libc::FAN_CLASS_CONTENT | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK | libc::FAN_REPORT_TID;
         // SAFETY: takes numbers.
         let group =

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ring3_inject as inject;
 
-use super::files::FileId;
+use crate::realm::files::FileId;
 
 /// `PATH_MAX`.
 const PATH_BYTES_MAX: usize = 4096;
@@ -58,7 +58,7 @@ pub(super) fn path_of(
 
 /// Whether the thread, which is in its `execve`, has named this file, and not a script that the file interprets, or
 /// a program that it loads.
-pub(super) fn names(tid: u32, file: FileId) -> bool {
+pub(in crate::realm) fn names(tid: u32, file: FileId) -> bool {
     let named = || {
         // proc_pid_syscall(5): number and arguments.
         let call = inject::proc_file(tid, "syscall").ok()?;

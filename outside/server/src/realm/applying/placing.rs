@@ -7,16 +7,16 @@ use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_uapi::Errno;
 
-use super::sites::{CaughtCalls, Place, Unplaced, Use, WantedSite};
-use super::target::{Link, Target, refuse};
-use super::{AttachmentId, Refusal, Shared};
+use crate::realm::sites::{CaughtCalls, Place, Unplaced, Use, WantedSite};
+use crate::realm::target::{Link, Target, refuse};
+use crate::realm::{AttachmentId, Refusal, Shared};
 
 /// Placing sites in one stop takes so long, and what is left is placed in further ones.
 const PLACING_AT_ONCE: Duration = Duration::from_millis(5);
 
 /// What became of the sites of system calls while probes were placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Calls {
+pub(in crate::realm) enum Calls {
     AsTheyWere,
     Reconciled,
     /// Probes have the first choice of places, and some are left for another stop.
@@ -25,7 +25,7 @@ pub(super) enum Calls {
 
 /// Sites that are placed in several stops.
 #[derive(Debug, Default)]
-pub(super) struct Series {
+pub(in crate::realm) struct Series {
     /// What was tried in earlier stops, by address, and why it failed. (Each stop tries something new: so the series ends.)
     tried: BTreeMap<u64, Result<(), Unplaced>>,
     /// Something was left for the next stop.
@@ -67,12 +67,12 @@ impl Placing {
 
 impl Target {
     /// Whether something was left for another stop, in which nothing is cut yet.
-    pub(super) fn goes_on_placing(&mut self) -> bool {
+    pub(in crate::realm) fn goes_on_placing(&mut self) -> bool {
         self.series.as_mut().is_some_and(|series| std::mem::take(&mut series.is_cut))
     }
 
     /// Whether memory for stubs was mapped in an earlier stop of the series.
-    pub(super) fn is_mapped_ahead(&self) -> bool {
+    pub(in crate::realm) fn is_mapped_ahead(&self) -> bool {
         self.series.as_ref().is_some_and(|series| series.is_mapped)
     }
 
@@ -105,7 +105,7 @@ impl Target {
     }
 
     /// Brings the sites in line with what is wanted. In a series, what is new takes no longer than [`PLACING_AT_ONCE`].
-    pub(super) fn reconcile(
+    pub(in crate::realm) fn reconcile(
         &mut self,
         stopped: &mut inject::Stopped,
         wanted: Vec<WantedSite>,

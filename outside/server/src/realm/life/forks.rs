@@ -17,11 +17,11 @@ use ring3_layout::region::{PROCESS_OFFSET, WITNESS_FILE_BYTES, WITNESS_OFFSET};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 
-use super::process::{nonce_at, read_value};
-use super::reports::{ReportTo, report_untraced};
-use super::target::Target;
-use super::tracer::Actor;
-use super::{Shared, process};
+use crate::realm::process::{nonce_at, read_value};
+use crate::realm::reports::{ReportTo, report_untraced};
+use crate::realm::target::Target;
+use crate::realm::tracer::Actor;
+use crate::realm::{Shared, process};
 
 /// All threads of a fork must have stopped within this time; else it is adopted later.
 const ADOPT_WITHIN: Duration = Duration::from_millis(100);
@@ -35,7 +35,7 @@ const YOUNG_MAX: usize = 256;
 
 /// Forks that have said that they are there, and are not adopted yet: mostly they execute a program soon.
 #[derive(Debug, Default)]
-pub(super) struct YoungForks(VecDeque<YoungFork>);
+pub(in crate::realm) struct YoungForks(VecDeque<YoungFork>);
 
 #[derive(Clone, Copy, Debug)]
 struct YoungFork {
@@ -47,12 +47,12 @@ struct YoungFork {
 }
 
 impl YoungForks {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::realm) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// It need not be adopted any more.
-    pub(super) fn forget(&mut self, nonce: u64, own_pid: u32) {
+    pub(in crate::realm) fn forget(&mut self, nonce: u64, own_pid: u32) {
         self.0.retain(|fork| (fork.nonce, fork.own_pid) != (nonce, own_pid));
     }
 
@@ -86,10 +86,10 @@ fn has_page_alone(pid: u32, address: u64) -> bool {
 
 /// A file that a target and its forks map until they are adopted, and nobody else.
 #[derive(Debug)]
-pub(super) struct WitnessFile(OwnedFd);
+pub(in crate::realm) struct WitnessFile(OwnedFd);
 
 impl WitnessFile {
-    pub(super) fn new() -> Result<WitnessFile, Errno> {
+    pub(in crate::realm) fn new() -> Result<WitnessFile, Errno> {
         let file = memfd_create("ring3-witness", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, WITNESS_FILE_BYTES)?;
         fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK)?;
@@ -105,7 +105,7 @@ impl WitnessFile {
 
 impl Target {
     /// What is mapped into this process only.
-    pub(super) fn own_files(&self) -> inject::OwnFiles<'_> {
+    pub(in crate::realm) fn own_files(&self) -> inject::OwnFiles<'_> {
         inject::OwnFiles { control: self.control.file(), witness: self.witness.0.as_fd() }
     }
 
@@ -127,7 +127,7 @@ impl Target {
     /// Processes that use this target's control page and are not it: forks that have not been adopted. A `vfork` child,
     /// of the target or of such a fork, runs in its creator's memory and is none: the process word there is not its
     /// own, if it was not the first to come by. All processes of the machine are asked only if there may be a fork.
-    pub(super) fn find_children(&self) -> Vec<u32> {
+    pub(in crate::realm) fn find_children(&self) -> Vec<u32> {
         if !self.may_have_forks() {
             return vec![];
         }
@@ -142,7 +142,7 @@ impl Target {
 
     /// The process with this id in its own pid namespace that runs with this target's tables: a fork that has not been adopted,
     /// or a `vfork` child.
-    pub(super) fn find_unadopted(&self, own_pid: u32) -> Option<u32> {
+    pub(in crate::realm) fn find_unadopted(&self, own_pid: u32) -> Option<u32> {
         let is_it =
             |pid: &u32| nonce_at(*pid, self.region) == Some(self.nonce) && process::own_pid(*pid) == Some(own_pid);
         Some(own_pid).filter(is_it).or_else(|| process::all_processes().into_iter().find(is_it))
@@ -161,7 +161,7 @@ impl Target {
 
     /// Gives the process, which is stopped, a control page of its own if forks run with its: what changes from now on is not
     /// in them. The result is what they go on with.
-    pub(super) fn unshare(
+    pub(in crate::realm) fn unshare(
         &mut self,
         shared: &Shared,
         stopped: &mut inject::Stopped,
@@ -182,13 +182,13 @@ impl Target {
     }
 
     /// Only forks that have not been adopted run with these tables from now on: nothing is run there until they are.
-    pub(super) fn retire(&mut self) {
+    pub(in crate::realm) fn retire(&mut self) {
         self.forks_only = true;
         self.control.word32(offset_of!(ControlHeader, retired) as u64).store(1, Ordering::SeqCst);
     }
 
     /// What the adopted fork of a target that had unshared its control page has been brought in line with the links.
-    pub(super) fn resume(&mut self) {
+    pub(in crate::realm) fn resume(&mut self) {
         self.forks_only = false;
         self.control.word32(offset_of!(ControlHeader, retired) as u64).store(0, Ordering::SeqCst);
     }
@@ -230,7 +230,7 @@ impl Target {
 impl Actor {
     /// Forks that have not been adopted, by the nonce of the tables that they run with. (Targets are none: one look at each other
     /// process is enough for all.)
-    pub(super) fn find_orphans(&self) -> BTreeMap<u64, Vec<u32>> {
+    pub(in crate::realm) fn find_orphans(&self) -> BTreeMap<u64, Vec<u32>> {
         let creators: Vec<&Target> = self.all_tables().filter(|tables| tables.may_have_forks()).collect();
         let nonces: BTreeSet<u64> = creators.iter().map(|tables| tables.nonce).collect();
         let regions: BTreeSet<u64> = creators.iter().map(|tables| tables.region).collect();
@@ -251,7 +251,7 @@ impl Actor {
     }
 
     /// Finds processes that run with a target's tables but are not it (forks), and gives them their own.
-    pub(super) fn adopt_children_of(&mut self, pid: u32) {
+    pub(in crate::realm) fn adopt_children_of(&mut self, pid: u32) {
         let Some(parent) = self.targets.remove(&pid) else { return };
         let until = Instant::now() + ADOPTING_AT_ONCE;
         self.has_orphans |= !self.adopt_children(&parent, &parent.find_children(), until);
@@ -259,7 +259,7 @@ impl Actor {
     }
 
     /// As [`Actor::adopt_children_of`], of one fork, by its process id in its own pid namespace. (Others ask for themselves.)
-    pub(super) fn adopt_child_of(&mut self, pid: u32, child: u32) {
+    pub(in crate::realm) fn adopt_child_of(&mut self, pid: u32, child: u32) {
         let Some(parent) = self.targets.remove(&pid) else { return };
         let child = parent.find_unadopted(child).filter(|child| has_own_memory(*child, parent.region));
         let until = Instant::now() + ADOPTING_AT_ONCE;
@@ -276,7 +276,7 @@ impl Actor {
 
     /// A fork of `creator`, which runs with the tables of `nonce`, has said that it is there. It is adopted later: to stop a process
     /// that is about to execute a program is of no use.
-    pub(super) fn meet_fork(&mut self, creator: u32, nonce: u64, own_pid: u32) {
+    pub(in crate::realm) fn meet_fork(&mut self, creator: u32, nonce: u64, own_pid: u32) {
         // (Who has its end shown must know it before that.)
         if self.shows_ends_of(creator) {
             self.adopt_fork(creator, nonce, own_pid);
@@ -286,7 +286,7 @@ impl Actor {
     }
 
     /// Adopts forks that have run for a while.
-    pub(super) fn adopt_grown_forks(&mut self) {
+    pub(in crate::realm) fn adopt_grown_forks(&mut self) {
         while let Some(YoungFork { nonce, own_pid, .. }) = self.young_forks.take_grown() {
             // (Forks of those that are gone are looked for by themselves.)
             let creator = self.targets.values().find(|target| target.nonce == nonce);
@@ -308,7 +308,7 @@ impl Actor {
     }
 
     /// As [`Actor::adopt_children_of`], of all targets and of those that are gone.
-    pub(super) fn adopt_all_children(&mut self) {
+    pub(in crate::realm) fn adopt_all_children(&mut self) {
         self.has_orphans = false;
         self.orphans_sought = Instant::now();
         let orphans = self.find_orphans();
