@@ -1,5 +1,7 @@
 //! The laws of ARCHITECTURE.md, checked.
 
+mod realm;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -9,6 +11,8 @@ use crate::root;
 const LAYERS: [&str; 4] = ["pure", "shared", "inside", "outside"];
 /// Names that say nothing.
 const BANNED_NAMES: [&str; 5] = ["utils", "util", "misc", "common", "manager"];
+/// How the comment at a door begins: of a crate, or of a directory of the realm.
+const HEAD: [&str; 4] = ["//! Runs:", "//! May touch:", "//! Never:", "//! Start reading at:"];
 /// Lines of a file at most, tables and tests excepted.
 const LINES_MAX: usize = 900;
 
@@ -17,6 +21,7 @@ pub(crate) fn run() -> Result<(), String> {
     let packages = packages()?;
     check_arrows(&packages, &mut broken);
     check_headings(&packages, &mut broken)?;
+    realm::check(&mut broken)?;
     for file in sources()? {
         check_file(&file, &mut broken)?;
     }
@@ -133,7 +138,7 @@ fn check_file(file: &Path, broken: &mut Vec<String>) -> Result<(), String> {
         broken.push(format!("{shown}: the name says nothing"));
     }
     if stem == "lib" && shown.contains("/src/") && LAYERS.iter().any(|layer| shown.starts_with(layer)) {
-        for line in ["//! Runs:", "//! May touch:", "//! Never:", "//! Start reading at:"] {
+        for line in HEAD {
             if !text.contains(line) {
                 broken.push(format!("{shown}: the comment at its head has no line `{line}`"));
             }

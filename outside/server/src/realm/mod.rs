@@ -3,6 +3,8 @@
 //! The loader side calls [`Realm`]; it never sees a target. What must be done inside targets is done by
 //! one thread, the tracer (`tracer.rs`), since ptrace belongs to a thread; calls are handed to it and
 //! answered. Shared tables (map slots, text, doorbells) are kept here under short locks.
+//!
+//! Which directory is for what, and may use which: ARCHITECTURE.md, "Directories of the realm".
 
 mod applying;
 mod calls;
