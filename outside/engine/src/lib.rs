@@ -48,7 +48,7 @@ impl Engine {
         match self {
             Engine::Jit => by_cranelift(),
             Engine::Llvm => Ok((compile(program, options)?, Engine::Llvm)),
-            Engine::Auto if has_llvm() && program.insns().len() <= AUTO_INSNS_MAX && has_loops(program) => {
+            Engine::Auto if program.insns().len() <= AUTO_INSNS_MAX && has_loops(program) && has_llvm() => {
                 compile(program, options).map(|code| (code, Engine::Llvm)).or_else(|error| {
                     tracing::warn!("Cranelift compiles a program instead of LLVM: {error}");
                     by_cranelift()

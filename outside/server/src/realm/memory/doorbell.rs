@@ -2,9 +2,10 @@
 //!
 //! An agent sets its buffer's bit in the realm block and wakes the futex if the server sleeps there. One
 //! thread sleeps there; it turns bits into writes to the eventfds that loaders poll. While agents ring often, it looks at the bits
-//! after pauses that no ring ends, so that no agent makes a system call and the traced programs keep their CPUs. What it reads is
-//! writable by every target of its domain: a bit set for nothing costs a spurious wake-up of one reader, no more. Each domain has
-//! a thread of its own. Where other domains than the server's own ring, what they have written is fetched first.
+//! after pauses, which only a request or a buffer that fills ends: so no agent makes a system call, and the traced programs keep
+//! their CPUs. What it reads is writable by every target of its domain: a bit set for nothing costs a spurious wake-up of one
+//! reader, no more. Each domain has a thread of its own. Where other domains than the server's own ring, what they have written is
+//! fetched first.
 //!
 //! A producer wakes a ring buffer's reader only if that stands at its record. The reader's last store of its position
 //! may still be under way when it finds nothing more to read and goes to sleep, and then a producer that looks at the
