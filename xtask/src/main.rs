@@ -99,6 +99,8 @@ enum Task {
     Storm(storm::Options),
     /// Let each system call of the server fail in turn while it attaches and detaches
     Faults(storm::Faults),
+    /// Step processes that use the same map by random turns, instruction by instruction, and let some die
+    Interleave(storm::Interleave),
 }
 
 #[derive(Debug, Subcommand)]
@@ -175,6 +177,7 @@ fn main() -> ExitCode {
         Task::Equivalence(options) => storm::equivalence(&options),
         Task::Storm(options) => storm::storm(&options),
         Task::Faults(options) => storm::faults(&options),
+        Task::Interleave(options) => storm::interleave(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

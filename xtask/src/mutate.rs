@@ -1,47 +1,79 @@
-//! `cargo xtask mutate`: breaks the verifier on purpose, in one place at a time, and shows which test sees it.
+//! `cargo xtask mutate`: breaks the verifier and the maps on purpose, in one place at a time, and shows which test sees it.
 //!
-//! A check that can be taken away without a test failing is a check that nobody would miss. [`mutations`] has one row for
+//! A check that can be taken away without a test failing is a check that nobody would miss. A [`Subject`] has one row for
 //! each. They are made in a copy of the work tree (`target/mutants/tree`), never in the tree itself. A mutant that no
 //! test catches is an error: the tests lack a case.
 //!
 //! It takes some seconds a mutant, so it is run by hand: `cargo xtask mutate [--only TEXT]... [--programs N]`, as root, so
-//! that random programs are also compared with the kernel's verdicts.
+//! that random programs are also compared with the kernel's verdicts. (`RING3_SCHEDULES` says how many schedules of maps'
+//! operations are tried.)
 
 mod access;
 mod calls;
+mod maps;
 mod walk;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
+
 use crate::{built_test, cargo_messages, root};
 
-/// Where the verifier is.
-const SOURCES: &str = "pure/verifier/src";
 /// Random programs, and bad inputs of each kind, that are judged.
 const PROGRAMS_USUAL: u32 = 1000;
 /// A test that takes longer does not end.
 const TEST_TIME_MAX: Duration = Duration::from_secs(180);
-/// Address space of a test, KiB: a mutant that never ends may not take the machine with it.
+/// Memory of a test's own, KiB: a mutant that never ends may not take the machine with it.
 const TEST_KIB_MAX: u32 = 8 << 20;
 
-/// One way to break the verifier.
+/// What is broken.
+struct Subject {
+    /// Where it is.
+    sources: &'static str,
+    mutations: &'static [&'static [Mutation]],
+    /// The cheaper come first.
+    tests: &'static [Test],
+}
+
+const SUBJECTS: [Subject; 2] = [
+    Subject {
+        sources: "pure/verifier/src",
+        mutations: &[access::MUTATIONS, walk::MUTATIONS, calls::MUTATIONS],
+        tests: &VERIFIER_TESTS,
+    },
+    Subject { sources: "shared/maps/src", mutations: &[maps::MUTATIONS], tests: &MAPS_TESTS },
+];
+
+/// One way to break a subject.
 struct Mutation {
-    /// In [`SOURCES`].
+    /// In the subject's sources.
     file: &'static str,
-    /// What is believed then, as a sentence about programs.
+    /// What is believed or forgotten then, as a sentence.
     breaks: &'static str,
     /// Occurs once in the file.
     original: &'static str,
     replacement: &'static str,
 }
 
-/// All of them.
-fn mutations() -> impl Iterator<Item = &'static Mutation> {
-    [access::MUTATIONS, walk::MUTATIONS, calls::MUTATIONS].into_iter().flatten()
+impl Subject {
+    fn mutations(&self) -> impl Iterator<Item = &'static Mutation> {
+        self.mutations.iter().copied().flatten()
+    }
+
+    /// A mutation's file, from the root of the tree.
+    fn file(&self, mutation: &Mutation) -> PathBuf {
+        Path::new(self.sources).join(mutation.file)
+    }
+
+    /// What is printed of a mutation, and searched for the text of `--only`.
+    fn name(&self, mutation: &Mutation) -> String {
+        format!("{}: {}", self.file(mutation).display(), mutation.breaks)
+    }
 }
 
 /// A mutation, as the table's rows are written.
@@ -67,7 +99,7 @@ impl Mutation {
     }
 }
 
-/// A test that may catch mutants; the cheaper come first.
+/// A test that may catch mutants.
 struct Test {
     name: &'static str,
     target: &'static [&'static str],
@@ -77,7 +109,7 @@ struct Test {
     files: &'static [&'static str],
 }
 
-const TESTS: [Test; 6] = [
+const VERIFIER_TESTS: [Test; 6] = [
     Test { name: "cases", target: &["--package", "ring3-verifier", "--test", "cases"], shows: "", files: &[] },
     Test { name: "policies", target: &["--package", "ring3-verifier", "--test", "policies"], shows: "", files: &[] },
     Test {
@@ -101,6 +133,22 @@ const TESTS: [Test; 6] = [
     Test { name: "hostile", target: &["--package", "ring3-verifier", "--test", "hostile"], shows: "", files: &[] },
 ];
 
+const fn maps_test(name: &'static str, target: &'static [&'static str]) -> Test {
+    Test { name, target, shows: "", files: &[] }
+}
+
+const MAPS_TESTS: [Test; 9] = [
+    maps_test("lib", &["--package", "ring3-maps", "--lib"]),
+    maps_test("geometry", &["--package", "ring3-maps", "--test", "geometry"]),
+    maps_test("raw_model", &["--package", "ring3-maps", "--test", "raw_model"]),
+    maps_test("raw_pool", &["--package", "ring3-maps", "--test", "raw_pool"]),
+    maps_test("raw_hostile", &["--package", "ring3-maps", "--test", "raw_hostile"]),
+    maps_test("raw_schedule", &["--package", "ring3-maps", "--test", "raw_schedule"]),
+    maps_test("raw_interleave", &["--package", "ring3-maps", "--test", "raw_interleave"]),
+    maps_test("raw_crash", &["--package", "ring3-maps", "--test", "raw_crash"]),
+    maps_test("raw_storm", &["--package", "ring3-maps", "--test", "raw_storm"]),
+];
+
 /// What a test said.
 enum Outcome {
     Passed,
@@ -111,7 +159,7 @@ enum Outcome {
 /// What `cargo xtask mutate` can be told.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Make only mutations with this text in the file's name or the description; may be repeated
+    /// Make only mutations with this text in the file's path or the description; may be repeated
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     /// How many random programs, and bad inputs of each kind, are judged
@@ -120,29 +168,34 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn mutate(Options { only, programs }: &Options) -> Result<(), String> {
-    let wanted = |mutation: &&Mutation| {
-        let name = format!("{} {}", mutation.file, mutation.breaks);
-        only.is_empty() || only.iter().any(|text| name.contains(text))
-    };
-    let mutations: Vec<&Mutation> = mutations().filter(wanted).collect();
+    let mut mutations: Vec<(&Subject, &Mutation)> = vec![];
+    for subject in &SUBJECTS {
+        let wanted = |mutation: &&Mutation| {
+            let name = subject.name(mutation);
+            only.is_empty() || only.iter().any(|text| name.contains(text))
+        };
+        mutations.extend(subject.mutations().filter(wanted).map(|mutation| (subject, mutation)));
+    }
     let bench = Bench { tree: root().join("target/mutants/tree"), programs: programs.to_string() };
     bench.copy()?;
-    for mutation in &mutations {
-        mutation.apply(&bench.source(mutation)?)?;
+    for (subject, mutation) in &mutations {
+        mutation.apply(&bench.source(subject, mutation)?)?;
     }
-    for test in &TESTS {
-        if let Outcome::Failed(why) = bench.ask(test)? {
-            return Err(format!("{} fails without a mutation: {why}", test.name));
+    let is_mutated = |subject: &&Subject| mutations.iter().any(|(other, _)| other.sources == subject.sources);
+    for subject in SUBJECTS.iter().filter(is_mutated) {
+        for test in subject.tests {
+            if let Outcome::Failed(why) = bench.ask(subject, test)? {
+                return Err(format!("{} fails without a mutation: {why}", test.name));
+            }
         }
     }
     let started = Instant::now();
     let mut survivors = vec![];
-    for mutation in &mutations {
-        let caught = bench.judge(mutation)?;
-        let by = caught.as_deref().unwrap_or("SURVIVES");
-        println!("{:14} {}\n{:14}   {by}", mutation.file, mutation.breaks, "");
+    for (subject, mutation) in &mutations {
+        let (name, caught) = (subject.name(mutation), bench.judge(subject, mutation)?);
+        println!("{name}\n  {}", caught.as_deref().unwrap_or("SURVIVES"));
         if caught.is_none() {
-            survivors.push(format!("{}: {}", mutation.file, mutation.breaks));
+            survivors.push(name);
         }
     }
     let caught = mutations.len() - survivors.len();
@@ -196,27 +249,23 @@ impl Bench {
         Ok(())
     }
 
-    fn file(&self, mutation: &Mutation) -> PathBuf {
-        self.tree.join(SOURCES).join(mutation.file)
-    }
-
-    fn source(&self, mutation: &Mutation) -> Result<String, String> {
-        let file = self.file(mutation);
+    fn source(&self, subject: &Subject, mutation: &Mutation) -> Result<String, String> {
+        let file = self.tree.join(subject.file(mutation));
         at(&file, fs::read_to_string(&file))
     }
 
     /// Which test catches a mutant, if any does.
-    fn judge(&self, mutation: &Mutation) -> Result<Option<String>, String> {
-        let (file, original) = (self.file(mutation), self.source(mutation)?);
+    fn judge(&self, subject: &Subject, mutation: &Mutation) -> Result<Option<String>, String> {
+        let (file, original) = (self.tree.join(subject.file(mutation)), self.source(subject, mutation)?);
         at(&file, fs::write(&file, mutation.apply(&original)?))?;
-        let caught = self.first_to_catch(mutation.file);
+        let caught = self.first_to_catch(subject, mutation.file);
         at(&file, fs::write(&file, original))?;
-        caught.map_err(|why| format!("{}: {}: {why}", mutation.file, mutation.breaks))
+        caught.map_err(|why| format!("{}: {why}", subject.name(mutation)))
     }
 
-    fn first_to_catch(&self, file: &str) -> Result<Option<String>, String> {
-        for test in TESTS.iter().filter(|test| test.files.is_empty() || test.files.contains(&file)) {
-            if let Outcome::Failed(why) = self.ask(test)? {
+    fn first_to_catch(&self, subject: &Subject, file: &str) -> Result<Option<String>, String> {
+        for test in subject.tests.iter().filter(|test| test.files.is_empty() || test.files.contains(&file)) {
+            if let Outcome::Failed(why) = self.ask(subject, test)? {
                 return Ok(Some(format!("{}: {why}", test.name)));
             }
         }
@@ -224,13 +273,13 @@ impl Bench {
     }
 
     /// Builds a test and runs it. What does not compile is no mutant.
-    fn ask(&self, test: &Test) -> Result<Outcome, String> {
+    fn ask(&self, subject: &Subject, test: &Test) -> Result<Outcome, String> {
         let binary = self.build(test)?;
         let said = self.tree.with_file_name("said");
         let output = at(&said, File::create(&said))?;
         let errors = at(&said, output.try_clone())?;
         let mut child = Command::new("sh")
-            .args(["-c", &format!("ulimit -v {TEST_KIB_MAX}; exec \"$0\""), &binary.display().to_string()])
+            .args(["-c", &format!("ulimit -d {TEST_KIB_MAX}; exec \"$0\""), &binary.display().to_string()])
             .env("RING3_VERIFIER", "1")
             .env("RING3_PROGRAMS", &self.programs)
             .env("RING3_INPUTS", &self.programs)
@@ -239,22 +288,29 @@ impl Bench {
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(errors)
+            .process_group(0)
             .spawn()
             .map_err(|error| format!("{}: {error}", binary.display()))?;
         let started = Instant::now();
         let status = loop {
             match child.try_wait().map_err(|error| error.to_string())? {
-                Some(status) => break status,
-                None if started.elapsed() > TEST_TIME_MAX => {
-                    child.kill().and_then(|()| child.wait()).map_err(|error| error.to_string())?;
-                    return Ok(Outcome::Failed("it does not end".to_owned()));
-                }
-                None => std::thread::sleep(Duration::from_millis(20)),
+                None if started.elapsed() < TEST_TIME_MAX => std::thread::sleep(Duration::from_millis(20)),
+                ended => break ended,
             }
+        };
+        // Children of a test that failed may run on, as may the test. (No process left is no error.)
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+        let Some(status) = status else {
+            child.wait().map_err(|error| error.to_string())?;
+            return Ok(Outcome::Failed("it does not end".to_owned()));
         };
         let text = String::from_utf8_lossy(&at(&said, fs::read(&said))?).into_owned();
         let failed = !status.success() && text.contains(test.shows);
-        Ok(if failed { Outcome::Failed(finding(&text, test.shows, status)) } else { Outcome::Passed })
+        Ok(if failed {
+            Outcome::Failed(finding(&text, subject.sources, test.shows, status))
+        } else {
+            Outcome::Passed
+        })
     }
 
     /// The test's executable.
@@ -282,7 +338,7 @@ impl Bench {
 }
 
 /// What a failed test found, on one line.
-fn finding(said: &str, shows: &str, status: ExitStatus) -> String {
+fn finding(said: &str, sources: &str, shows: &str, status: ExitStatus) -> String {
     let lines: Vec<&str> = said.lines().collect();
     if let Some(line) = lines.iter().find(|line| !shows.is_empty() && line.contains(shows)) {
         return line.trim().chars().take(160).collect();
@@ -292,7 +348,7 @@ fn finding(said: &str, shows: &str, status: ExitStatus) -> String {
     let Some(panic) = panic else { return format!("it ends by {status}") };
     let place = lines[panic].split(" panicked at ").nth(1).unwrap_or_default();
     let words: Vec<&str> = lines[panic + 1..].iter().take(2).map(|line| line.trim()).collect();
-    let place = if place.contains(SOURCES) { format!("panics at {place} ") } else { String::new() };
+    let place = if place.contains(sources) { format!("panics at {place} ") } else { String::new() };
     let text = format!("{place}{}", words.join(" "));
     text.chars().take(160).collect()
 }
@@ -303,15 +359,19 @@ mod tests {
 
     #[test]
     fn each_mutation_has_one_place() {
-        let stale: Vec<String> = mutations()
-            .filter_map(|mutation| {
-                let file = root().join(SOURCES).join(mutation.file);
-                let source = fs::read_to_string(&file).expect("the verifier's sources");
-                mutation.apply(&source).err()
-            })
-            .collect();
-        assert!(stale.is_empty(), "{} of {} rows are stale:\n{}", stale.len(), mutations().count(), stale.join("\n"));
-        let sentences: BTreeSet<&str> = mutations().map(|mutation| mutation.breaks).collect();
-        assert_eq!(sentences.len(), mutations().count(), "each row says what only it breaks");
+        for subject in &SUBJECTS {
+            let stale: Vec<String> = subject
+                .mutations()
+                .filter_map(|mutation| {
+                    let file = root().join(subject.file(mutation));
+                    let source = fs::read_to_string(&file).expect("a source");
+                    mutation.apply(&source).err()
+                })
+                .collect();
+            let count = subject.mutations().count();
+            assert!(stale.is_empty(), "{} of {count} rows are stale:\n{}", stale.len(), stale.join("\n"));
+            let sentences: BTreeSet<&str> = subject.mutations().map(|mutation| mutation.breaks).collect();
+            assert_eq!(sentences.len(), count, "each row says what only it breaks");
+        }
     }
 }

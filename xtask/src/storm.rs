@@ -1,4 +1,5 @@
-//! `cargo xtask storm`, `faults` and `equivalence`: the tests `storms`, `faults` and `equivalence`, for as long as one likes.
+//! `cargo xtask storm`, `faults`, `equivalence` and `interleave`: the tests `storms`, `faults`, `equivalence` and `raw_interleave`, for
+//! as long as one likes.
 
 use std::process::Command;
 
@@ -65,6 +66,29 @@ pub(crate) fn equivalence(Equivalence { functions, seed, strict }: &Equivalence)
     run("equivalence", &[], &variables)
 }
 
+/// Options of `cargo xtask interleave`.
+#[derive(Debug, Args)]
+pub(crate) struct Interleave {
+    /// How many schedules of each kind of map
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    schedules: u64,
+    /// Where each kind's random numbers begin; without it somewhere else each time
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+/// Steps processes that use the same map by random turns.
+///
+/// # Errors
+/// What they did is explained by no order of their operations, or a map is damaged.
+pub(crate) fn interleave(Interleave { schedules, seed }: &Interleave) -> Result<(), String> {
+    let mut command = Command::new("cargo");
+    command.args(["test", "--release", "--package", "ring3-maps", "--test", "raw_interleave", "--", "--nocapture"]);
+    command.env("RING3_SCHEDULES", schedules.to_string());
+    command.envs(seed.map(|seed| ("RING3_SEED", seed.to_string())));
+    ran(command.current_dir(crate::root()), "interleave")
+}
+
 /// Runs tests of `ring3-tests` that have these names, one at a time.
 fn run(test: &str, names: &[String], variables: &[(&str, &str)]) -> Result<(), String> {
     crate::build_ring3()?;
@@ -82,7 +106,10 @@ fn run(test: &str, names: &[String], variables: &[(&str, &str)]) -> Result<(), S
         "--test-threads",
         "1",
     ]);
-    command.args(names).envs(variables.iter().copied()).current_dir(crate::root());
+    ran(command.args(names).envs(variables.iter().copied()).current_dir(crate::root()), test)
+}
+
+fn ran(command: &mut Command, test: &str) -> Result<(), String> {
     let status = command.status().map_err(|error| format!("cargo test: {error}"))?;
     if status.success() { Ok(()) } else { Err(format!("{test}: something was harmed, or failed")) }
 }

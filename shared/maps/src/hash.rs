@@ -7,6 +7,10 @@
 //! taken over without repair. Elements never move, and free ones are used before fresh ones, so memory is
 //! touched as the map fills.
 //!
+//! The programs of a signal handler may find their own thread's lock. They update elements under it all the same, and
+//! may so add one to the chain. So whoever has the lock exchanges links instead of storing them, and begins again if the
+//! chain has changed. They take no element out (`EBUSY`): who has the lock may be about to write into it.
+//!
 //! What a death can leave is an element that is in no chain and not free either: taken and not yet linked, or
 //! unlinked and not yet given back. One element a death at most, and the count may be one too low. A map that seems
 //! full and has a reason to doubt that collects such elements ([`Hash::reclaim`]).
@@ -17,10 +21,10 @@
 //!
 //! Own words (64-bit): 6: elements ever taken; 8: waits that were given up; 9: the LRU hand; 10: locks
 //! taken over from dead owners since elements were collected; 11: lock of who collects; 12: doubts whether a full
-//! map is full; 16, 24 ...: free lists, tag and index + 1; 17, 25 ...: their parts of the number of elements in use.
+//! map is full; 13: updates by signal handlers under their own thread's lock; 16, 24 ...: free lists, tag and index + 1; 17, 25 ...: their parts of the number of elements in use.
 
-use core::sync::atomic::AtomicU32;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicU32, compiler_fence};
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::map::{BUCKET_BYTES, ELEMENT_HASH_OFFSET, ELEMENT_KEY_OFFSET, TABLES_OFFSET};
@@ -49,6 +53,7 @@ const WORD_HAND: u64 = 9;
 pub(crate) const WORD_TAKEOVERS: u64 = 10;
 const WORD_COLLECTOR: u64 = 11;
 const WORD_DOUBTS: u64 = 12;
+const WORD_INTERRUPTED: u64 = 13;
 /// Locks looked at per doubt, on average.
 const LOOKS_PER_DOUBT: u64 = 64;
 /// Owners of locks that are judged in one doubt, and locks taken over in one collection, at most.
@@ -163,30 +168,27 @@ impl Hash<'_> {
         None
     }
 
-    /// Runs `change` with the bucket of `key` locked.
+    /// Runs `change` with the bucket of `key` locked, or if it `goes_under_own`, with the lock that this thread has already.
     fn with_bucket<T>(
         &self,
         cx: &Context,
         key: &[u8],
+        goes_under_own: bool,
         change: impl FnOnce(u32, u32) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         let hash = hash_bytes(key);
         let bucket = self.bucket_of(hash);
-        self.with_locked(cx, bucket, || change(hash, bucket))
-    }
-
-    fn with_locked<T>(
-        &self,
-        cx: &Context,
-        bucket: u32,
-        change: impl FnOnce() -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        if !self.lock_bucket(cx, bucket, NAPS) {
+        let acquired = self.acquire_bucket(cx, bucket, NAPS);
+        if acquired == Acquired::Own && goes_under_own {
+            self.word(WORD_INTERRUPTED).fetch_add(1, Relaxed);
+        } else if !acquired.is_had() {
             self.word(WORD_GAVE_UP).fetch_add(1, Relaxed);
             return Err(Errno::EBUSY);
         }
-        let result = change();
-        self.unlock_bucket(bucket);
+        let result = change(hash, bucket);
+        if acquired.is_had() {
+            self.unlock_bucket(bucket);
+        }
         result
     }
 
@@ -194,12 +196,16 @@ impl Hash<'_> {
         self.0.word32(self.bucket_at(bucket) + 4)
     }
 
-    fn lock_bucket(&self, cx: &Context, bucket: u32, rounds: u32) -> bool {
+    fn acquire_bucket(&self, cx: &Context, bucket: u32, rounds: u32) -> Acquired {
         let acquired = acquire(self.bucket_lock(bucket), cx, rounds);
         if acquired == Acquired::TakenOver {
             self.word(WORD_TAKEOVERS).fetch_add(1, Relaxed);
         }
-        acquired != Acquired::Not
+        acquired
+    }
+
+    fn lock_bucket(&self, cx: &Context, bucket: u32, rounds: u32) -> bool {
+        self.acquire_bucket(cx, bucket, rounds).is_had()
     }
 
     fn unlock_bucket(&self, bucket: u32) {
@@ -251,21 +257,29 @@ impl Hash<'_> {
 
     /// Takes the first element that is `wanted` out of a bucket, which is locked. It stays readable.
     fn unlink(&self, cx: &Context, bucket: u32, mut wanted: impl FnMut(u32) -> bool) -> Result<(), Errno> {
-        let mut link_at = self.bucket_at(bucket);
-        let mut link = self.first_link(bucket);
-        for _ in 0..WALK_MAX {
-            let Some(index) = self.element_of(link) else { break };
-            if wanted(index) {
-                // First, and in `update` last: after deaths the count is never more than there is.
-                self.part_of_count(cx.owner).fetch_sub(1, Relaxed);
-                self.0.word32(link_at).store(self.next_link(index), Release);
+        for _ in 0..RESTARTS_MAX {
+            let mut link_at = self.bucket_at(bucket);
+            let mut link = self.first_link(bucket);
+            let mut steps = 0;
+            let index = loop {
+                let index = self.element_of(link).filter(|_| steps < WALK_MAX).ok_or(Errno::ENOENT)?;
+                if wanted(index) {
+                    break index;
+                }
+                link_at = self.element_at(index);
+                link = self.next_link(index);
+                steps += 1;
+            };
+            // First, and in `update` last: after deaths the count is never more than there is.
+            let count = self.part_of_count(cx.owner);
+            count.fetch_sub(1, Relaxed);
+            if self.0.replace32(link_at, link, self.next_link(index)) {
                 self.give_element(cx.owner, index);
                 return Ok(());
             }
-            link_at = self.element_at(index);
-            link = self.next_link(index);
+            count.fetch_add(1, Relaxed);
         }
-        Err(Errno::ENOENT)
+        Err(Errno::EBUSY)
     }
 
     /// As [`Hash::update`], and a full LRU map makes room. Mirrors kernel/bpf/hashtab.c:htab_lru_map_update_elem.
@@ -294,7 +308,7 @@ impl Hash<'_> {
     /// the map is full indeed.
     pub(crate) fn reclaim(&self, cx: &Context) -> bool {
         let collector = self.0.word32(self.0.own_word(WORD_COLLECTOR));
-        if !self.is_doubtful(cx) || acquire(collector, cx, YIELDS) == Acquired::Not {
+        if !self.is_doubtful(cx) || !acquire(collector, cx, YIELDS).is_had() {
             return false;
         }
         let last = self.0.geometry.hash.bucket_mask;
@@ -406,47 +420,71 @@ impl Hash<'_> {
         if flags & BPF_F_LOCK != 0 {
             return Err(Errno::EINVAL); // no bpf_spin_lock in values yet
         }
-        self.with_bucket(cx, key, |hash, bucket| {
-            if let Some(index) = self.find_in(hash, bucket, key) {
-                if flags == BPF_NOEXIST {
-                    return Err(Errno::EEXIST);
+        self.with_bucket(cx, key, true, |hash, bucket| {
+            let mut in_hand = None;
+            for _ in 0..RESTARTS_MAX {
+                let head = self.first_link(bucket);
+                if let Some(index) = self.find_in(hash, bucket, key) {
+                    if let Some(fresh) = in_hand {
+                        self.give_element(cx.owner, fresh);
+                    }
+                    if flags == BPF_NOEXIST {
+                        return Err(Errno::EEXIST);
+                    }
+                    self.write_whole(|| write(index, false));
+                    return Ok(());
                 }
-                write(index, false);
-                return Ok(());
-            }
-            if flags == BPF_EXIST {
-                return Err(Errno::ENOENT);
-            }
-            debug_assert!(flags == BPF_ANY || flags == BPF_NOEXIST);
-            let index = self.take_element(cx).ok_or(Errno::E2BIG)?;
-            let element = self.element_at(index);
-            if self.0.geometry.is_lru() {
-                let (word, bit) = self.reference(index);
-                if word.load(Relaxed) & bit != 0 {
-                    word.fetch_and(!bit, Relaxed);
+                if flags == BPF_EXIST {
+                    return Err(Errno::ENOENT);
                 }
+                debug_assert!(flags == BPF_ANY || flags == BPF_NOEXIST);
+                let index = in_hand.or_else(|| self.take_element(cx)).ok_or(Errno::E2BIG)?;
+                let element = self.element_at(index);
+                if self.0.geometry.is_lru() {
+                    let (word, bit) = self.reference(index);
+                    if word.load(Relaxed) & bit != 0 {
+                        word.fetch_and(!bit, Relaxed);
+                    }
+                }
+                // A walk may still stand on the element since its last life: it takes it for the new one by the hash only.
+                write(index, true);
+                self.0.write(element + ELEMENT_KEY_OFFSET, key);
+                self.hash_of(index).store(hash, Release);
+                let next = if head == 0 { END | bucket } else { head };
+                self.0.word32(element).store(next, Release);
+                if self.0.replace32(self.bucket_at(bucket), head, index + 1) {
+                    self.part_of_count(cx.owner).fetch_add(1, Relaxed);
+                    return Ok(());
+                }
+                in_hand = Some(index);
             }
-            // A walk may still stand on the element since its last life: it takes it for the new one by the hash only.
-            write(index, true);
-            self.0.write(element + ELEMENT_KEY_OFFSET, key);
-            self.hash_of(index).store(hash, Release);
-            let head = self.first_link(bucket);
-            let next = if head == 0 { END | bucket } else { head };
-            self.0.word32(element).store(next, Release);
-            self.0.word32(self.bucket_at(bucket)).store(index + 1, Release);
-            self.part_of_count(cx.owner).fetch_add(1, Relaxed);
-            Ok(())
+            if let Some(fresh) = in_hand {
+                self.give_element(cx.owner, fresh);
+            }
+            Err(Errno::EBUSY)
         })
     }
 
+    /// Writes a value again if a signal handler's programs have written in between, perhaps into the same one, of which
+    /// each had written a part then.
+    fn write_whole(&self, write: impl Fn()) {
+        for _ in 0..RESTARTS_MAX {
+            let before = self.word(WORD_INTERRUPTED).load(Acquire);
+            write();
+            compiler_fence(SeqCst);
+            if self.word(WORD_INTERRUPTED).load(Acquire) == before {
+                return;
+            }
+        }
+    }
+
     /// Removes a key; `last_look(index)` sees the element before it goes.
-    pub(crate) fn delete(&self, cx: &Context, key: &[u8], last_look: impl FnOnce(u32)) -> Result<(), Errno> {
-        self.with_bucket(cx, key, |hash, bucket| {
-            let mut last_look = Some(last_look);
+    pub(crate) fn delete(&self, cx: &Context, key: &[u8], mut last_look: impl FnMut(u32)) -> Result<(), Errno> {
+        self.with_bucket(cx, key, false, |hash, bucket| {
             self.unlink(cx, bucket, |index| {
                 let found = self.is_key(index, hash, key);
-                if found && let Some(look) = last_look.take() {
-                    look(index);
+                if found {
+                    last_look(index);
                 }
                 found
             })

@@ -22,16 +22,25 @@ const DEAD_CHECK_EVERY: u32 = 16;
 pub(crate) enum Acquired {
     /// Its owner lives and does not let go.
     Not,
+    /// Not: it is held by programs that a signal handler, whose programs these are, has interrupted, or that were left.
+    Own,
     /// It was free.
     Free,
     /// Its owner was dead.
     TakenOver,
 }
 
+impl Acquired {
+    /// Whether it is to be let go of again.
+    pub(crate) fn is_had(self) -> bool {
+        matches!(self, Acquired::Free | Acquired::TakenOver)
+    }
+}
+
 /// Takes a lock word for `cx`, waiting within bounds; false if its owner lives and does not let go.
 #[inline(always)]
 pub(crate) fn lock(word: &AtomicU32, cx: &Context) -> bool {
-    acquire(word, cx, NAPS) != Acquired::Not
+    acquire(word, cx, NAPS).is_had()
 }
 
 /// As [`lock`], waiting for as many rounds.
@@ -50,8 +59,7 @@ fn wait(word: &AtomicU32, cx: &Context, rounds: u32) -> Acquired {
     loop {
         let owner = word.load(Relaxed);
         if owner == cx.owner {
-            // It is held by programs that a signal handler, whose programs these are, has interrupted, or that were left.
-            return Acquired::Not;
+            return Acquired::Own;
         }
         if owner == 0 && word.compare_exchange_weak(0, cx.owner, Acquire, Relaxed).is_ok() {
             return Acquired::Free;

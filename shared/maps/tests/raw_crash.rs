@@ -5,13 +5,16 @@
 
 mod raw;
 
-use raw::{DEAD, ENTRIES, Model, Shared, contents, context, key, put, states};
+use raw::{DEAD, ENTRIES, Model, Shared, contents, context, key, keys, put, states};
 use ring3_maps::{Attributes, Map};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
+use ring3_uapi::flags::{BPF_F_NO_PREALLOC, BPF_F_REUSE_STACKID};
 
 const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
+/// Where the private area has the lock of who collects a hash map's elements.
+const COLLECTOR_AT: usize = 256 + 11 * 8;
 
 /// Each word of each value is the one before or the one after; keys are those before or those after. (A full LRU map
 /// makes room first: without the key that goes it is as before.)
@@ -142,6 +145,124 @@ fn the_living_outlive_a_death_at_any_instruction_of_cleaning_up_after_a_death() 
                 go_on_with_hash(&died.map());
             }
         }
+        // Who has the right to collect may be dead, too, which only the server knows of other namespaces.
+        shared.restore(&left);
+        let far = ring3_layout::owner::name(3, 1);
+        let collector = shared.base.wrapping_add(shared.geometry.header.data_bytes as usize + COLLECTOR_AT);
+        // SAFETY: one of the map's own words.
+        unsafe { collector.cast::<u32>().write(far) };
+        shared.map().reclaim_dead_owner(&context(1), |owner| owner == DEAD || owner == far, |at| at);
+        assert_eq!(shared.map().check().map(|census| census.in_hand), Ok(0));
+    }
+}
+
+/// What a trie or a stack map has.
+fn listed(map: &Map) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let value_of = |key: &Vec<u8>| {
+        let mut value = vec![0; map.geometry().user_value_bytes()];
+        map.user_lookup(key, &mut value).expect("listed");
+        value
+    };
+    keys(map).into_iter().map(|key| (key.clone(), value_of(&key))).collect()
+}
+
+/// Dies at every instruction of `operation`; then the living delete what is not there, and `fill` the map.
+fn die_in_pool(shared: &Shared, operation: &dyn Fn(&Map), absent: &[u8], fill: &dyn Fn(&Map)) {
+    let before = listed(&shared.map());
+    let states = states(shared, operation);
+    let after = listed(&shared.map());
+    assert_ne!(before, after);
+    for state in &states {
+        let died = Shared::of(state, shared.geometry);
+        let map = died.map();
+        let seen = listed(&map);
+        // Who changes something finishes first what the dead owner wrote down.
+        assert_eq!(map.user_delete(&context(1), absent), Err(Errno::ENOENT));
+        let finished = listed(&map);
+        assert!([&before, &after].contains(&&seen) && [&seen, &after].contains(&&finished), "{seen:?}, {finished:?}");
+        assert_eq!(map.check().map(|census| census.locked), Ok(0));
+        finished.iter().for_each(|(key, _)| map.user_delete(&context(1), key).expect("listed"));
+        fill(&map);
+        assert_eq!(map.check().map(|census| census.locked), Ok(0));
+    }
+}
+
+#[test]
+fn a_trie_outlives_a_death_at_any_instruction_of_any_operation() {
+    const MAX: u32 = 5;
+    let key = |bits: u8, last: u8| [bits, 0, 0, 0, 10, 0, 0, last];
+    let put = |map: &Map, owner: u32, key: [u8; 8], byte: u8| {
+        map.user_update(&context(owner), &key, &[byte; 8], 0).expect("room");
+    };
+    let fill = |map: &Map| {
+        (0..MAX as u8).for_each(|number| put(map, 1, key(32, number.reverse_bits()), 9));
+        assert_eq!(map.user_update(&context(1), &key(32, 1), &[9; 8], 0), Err(Errno::ENOSPC));
+    };
+    let operations: [&dyn Fn(&Map); 5] = [
+        // Beside others, above others, in place of one, where two part and where a value has two below it.
+        &|map| put(map, DEAD, key(32, 0x41), 5),
+        &|map| put(map, DEAD, key(8, 0), 5),
+        &|map| put(map, DEAD, key(32, 1), 5),
+        &|map| map.user_delete(&context(DEAD), &key(32, 1)).unwrap_or(()),
+        &|map| map.user_delete(&context(DEAD), &key(24, 0)).unwrap_or(()),
+    ];
+    for operation in operations {
+        let shared = Shared::fresh(Attributes {
+            map_type: map_type::LPM_TRIE,
+            key_size: 8,
+            value_size: 8,
+            max_entries: MAX,
+            map_flags: BPF_F_NO_PREALLOC,
+            cpus: 1,
+            ..Attributes::default()
+        });
+        [key(24, 0), key(32, 1), key(32, 2), key(32, 0x81)].into_iter().for_each(|key| put(&shared.map(), 1, key, 1));
+        // Nodes are free, and the record has a change that was made.
+        shared.map().user_delete(&context(1), &key(32, 0x81)).expect("there");
+        put(&shared.map(), 1, key(32, 0x82), 1);
+        shared.map().user_delete(&context(1), &key(32, 0x82)).expect("there");
+        die_in_pool(&shared, operation, &key(32, 0xff), &fill);
+    }
+}
+
+#[test]
+fn a_stack_map_outlives_a_death_at_any_instruction_of_any_operation() {
+    let fill = |map: &Map| {
+        let ids: std::collections::BTreeSet<u32> =
+            (0..1000).filter_map(|number| map.stack_id(&context(1), &[number], 0).ok()).collect();
+        assert_eq!(ids.len(), 4);
+    };
+    let attributes = Attributes {
+        map_type: map_type::STACK_TRACE,
+        key_size: 4,
+        value_size: 16,
+        max_entries: 4,
+        ..Attributes::default()
+    };
+    let shared = Shared::fresh(attributes);
+    let first = shared.map().stack_id(&context(1), &[1, 2], 0).expect("room");
+    let other_bucket = |number: &u64| {
+        let free = Shared::fresh(attributes);
+        free.map().stack_id(&context(1), &[*number], 0) != Ok(first)
+    };
+    let beside = (3..).find(other_bucket).expect("some");
+    let instead = (3..).find(|number| !other_bucket(number)).expect("some");
+    let second = shared.map().stack_id(&context(1), &[beside], 0).expect("room");
+    shared.map().user_delete(&context(1), &second.to_le_bytes()).expect("there");
+    let before = shared.bytes().to_vec();
+    let operations: [&dyn Fn(&Map); 3] = [
+        &|map| {
+            let _ = map.stack_id(&context(DEAD), &[beside], 0);
+        },
+        &|map| {
+            let _ = map.stack_id(&context(DEAD), &[instead], BPF_F_REUSE_STACKID);
+        },
+        &|map| map.user_delete(&context(DEAD), &first.to_le_bytes()).unwrap_or(()),
+    ];
+    let absent = (0..4u32).find(|id| ![first, second].contains(id)).expect("one of four");
+    for operation in operations {
+        shared.restore(&before);
+        die_in_pool(&shared, operation, &absent.to_le_bytes(), &fill);
     }
 }
 

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use raw::Random;
 use ring3_maps::{
-    Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, RecordContent, Sample, Taken,
+    Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, RecordContent, Sample,
+    Sampled, Taken, View, hash_lookup_4,
 };
+use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 
 const PAGE: usize = 4096;
@@ -277,5 +279,117 @@ fn a_consumer_takes_what_producers_wrote_in_order_and_leaves_what_it_does_not_ac
             assert!(lost <= 8);
             assert!(!buffer.has_data());
         }
+    }
+}
+
+#[test]
+fn a_user_ring_buffer_shows_what_was_submitted_and_believes_no_position() {
+    const BUSY: u64 = 1 << 31;
+    const DISCARDED: u64 = 1 << 30;
+    let attributes =
+        Attributes { map_type: map_type::USER_RINGBUF, max_entries: 4096, cpus: 1, ..Attributes::default() };
+    let geometry = Geometry::new(&attributes).expect("valid");
+    let memory = Fenced::new(geometry.file_bytes() as usize);
+    // SAFETY: fresh zeroed memory of the right size.
+    let map = unsafe { Map::trusted(memory.base, &geometry) };
+    let ring = map.user_ring().expect("one");
+    let set = |at: usize, value: u64| {
+        // SAFETY: positions, headers and data are aligned words in the memory.
+        unsafe { AtomicU64::from_ptr(memory.base.wrapping_add(at).cast()) }.store(value, Relaxed)
+    };
+    let (consumer, producer, data) = (0, 4096, 8192);
+    assert_eq!(ring.next(64), Ok(Sampled::Nothing));
+    set(data, 8 | BUSY);
+    set(producer, 16);
+    assert_eq!(ring.next(64), Ok(Sampled::Nothing));
+    set(data, 8);
+    let address = memory.base as u64 + 8200;
+    assert_eq!(ring.next(8), Ok(Sampled::Sample { address, bytes: 8, next: 16 }));
+    assert_eq!(ring.next(7), Err(Errno::E2BIG));
+    set(data, 8 | DISCARDED);
+    assert_eq!(ring.next(8), Ok(Sampled::Discarded));
+    assert_eq!(ring.next(8), Ok(Sampled::Nothing));
+    // Between words; beyond what was written; more than the buffer has.
+    set(consumer, 0);
+    set(data, 8);
+    set(producer, 20);
+    assert_eq!(ring.next(8), Err(Errno::EINVAL));
+    set(producer, 8);
+    assert_eq!(ring.next(8), Err(Errno::EINVAL));
+    set(data, 5000);
+    set(producer, 1 << 20);
+    assert_eq!(ring.next(8000), Err(Errno::E2BIG));
+    // One consumer at a time, unless it is dead.
+    let other = Context { owner: 2, ..context(false) };
+    assert!(ring.begin(&context(false)) && !ring.begin(&other));
+    assert!(ring.begin(&Context { owner: 2, ..context(true) }));
+    ring.end();
+    assert!(ring.begin(&other));
+}
+
+#[test]
+fn records_that_no_producer_writes_are_passed_all_at_once() {
+    let attributes = Attributes { map_type: map_type::RINGBUF, max_entries: 4096, cpus: 1, ..Attributes::default() };
+    let geometry = Geometry::new(&attributes).expect("valid");
+    let memory = Fenced::new(geometry.file_bytes() as usize);
+    // SAFETY: fresh zeroed memory of the right size.
+    let map = unsafe { Map::trusted(memory.base, &geometry) };
+    let (ring, mut room) = (map.ring().expect("one"), [0; 4096]);
+    assert!(ring.output(&context(false), &[1; 8], 0).is_ok());
+    let set = |memory: &Fenced, at: usize, value: u64| {
+        // SAFETY: an aligned word in the memory.
+        // SAFETY: an aligned word of the map's memory, which is mapped while this runs.
+        unsafe { AtomicU64::from_ptr(memory.base.wrapping_add(at).cast()) }.store(value, Relaxed);
+    };
+    // Longer than what is there.
+    set(&memory, 8192, 40);
+    assert_eq!(ring.take(&mut room, |_| panic!("it is none")), Taken::Passed);
+    assert_eq!(ring.positions(), [16, 16]);
+    let pages = Geometry::perf_buffer(1).expect("valid");
+    for bytes in [0, 4, 72, 8000] {
+        let memory = Fenced::new(pages.file_bytes() as usize);
+        // SAFETY: fresh zeroed memory of the right size.
+        let buffer = unsafe { PerfBuffer::initialize(memory.base, &pages, PERF_SAMPLE_RAW, 1, 7) };
+        set(&memory, 4096, 9 | bytes << 48);
+        set(&memory, 1024, 64);
+        assert_eq!(buffer.take(&mut room, |_| panic!("it is none")), Taken::Passed);
+        assert!(!buffer.has_data(), "of {bytes} bytes");
+    }
+}
+
+#[test]
+fn a_link_that_names_no_element_ends_its_chain_and_no_other() {
+    let attributes = Attributes {
+        map_type: map_type::HASH,
+        key_size: 4,
+        value_size: 8,
+        max_entries: 8,
+        cpus: 1,
+        ..Attributes::default()
+    };
+    let geometry = Geometry::new(&attributes).expect("valid");
+    for link in [9, 1 << 20, (1 << 31) - 2] {
+        let memory = Fenced::new(geometry.file_bytes() as usize);
+        // SAFETY: fresh zeroed memory of the right size.
+        let map = unsafe { Map::trusted(memory.base, &geometry) };
+        // SAFETY: the first bucket's link, behind header and words.
+        unsafe { memory.base.wrapping_add(896).cast::<u32>().write(link) };
+        // (The key 0 is in the first bucket.)
+        for number in 0..8u32 {
+            map.user_update(&context(false), &number.to_le_bytes(), &[1; 8], 1).expect("room");
+        }
+        let view = View { base: memory.base as u64, geometry };
+        for number in 0..40u32 {
+            // SAFETY: the view of a live map, and a key of its size.
+            let value = unsafe { hash_lookup_4(&raw const view as u64, number.to_le_bytes().as_ptr() as u64) };
+            assert_eq!(value != 0, number < 8);
+        }
+        let mut listed: Vec<[u8; 4]> = vec![];
+        let mut next = [0; 4];
+        while listed.len() < 20 && map.user_next_key(listed.last().map(<[u8; 4]>::as_slice), &mut next).is_ok() {
+            listed.push(next);
+        }
+        listed.sort_unstable();
+        assert_eq!(listed, [0, 1, 2, 3, 4, 5, 6, 7].map(u32::to_le_bytes));
     }
 }

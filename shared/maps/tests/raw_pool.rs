@@ -358,11 +358,25 @@ fn stacks_have_ids_by_which_they_are_found() {
     assert_eq!(map.user_delete(&cx, &held[2].to_le_bytes()), Err(Errno::ENOENT));
     assert_eq!(map.user_delete(&cx, &4u32.to_le_bytes()), Err(Errno::E2BIG));
     assert_eq!(map.user_lookup(&held[2].to_le_bytes(), &mut out), Err(Errno::ENOENT));
+    let mut first = [0; 4];
+    map.user_next_key(Some(&held[2].to_le_bytes()), &mut first).expect("behind what is gone there is the first");
+    assert_eq!(u32::from_le_bytes(first), held[0]);
     let (other, _) = others.iter().find(|(_, other)| *other == Err(Errno::EEXIST)).expect("above");
     let taken = map.stack_id(&cx, &[*other], BPF_F_REUSE_STACKID).expect("a stack makes room");
     map.user_lookup(&taken.to_le_bytes(), &mut out).expect("there");
     assert_eq!(out[..8], other.to_le_bytes());
     assert_eq!(map.stack_id(&cx, &[*other], BPF_F_FAST_STACK_CMP), Ok(taken));
+}
+
+#[test]
+fn stacks_with_one_hash_are_two_unless_only_hashes_are_compared() {
+    let shared = Shared::fresh(stacks(2, 4));
+    let (map, cx) = (shared.map(), waiting(1));
+    let [one, other] = [[53626, 7], [68109, 7]];
+    let id = map.stack_id(&cx, &one, 0).expect("room");
+    assert_eq!(map.stack_id(&cx, &other, BPF_F_FAST_STACK_CMP), Ok(id), "their hash is 0x56c85f7e");
+    assert_eq!(map.stack_id(&cx, &other, 0), Err(Errno::EEXIST));
+    assert_eq!(map.stack_id(&cx, &one, 0), Ok(id));
 }
 
 #[test]
@@ -416,6 +430,7 @@ fn stacks_between_threads_are_whole_and_none_is_lost() {
 /// As many stacks as there are buckets can be put in.
 fn check_all_nodes(map: &Map, buckets: usize) {
     let cx = waiting(1);
+    assert_eq!(map.check().expect("whole").elements, keys(map).len() as u64);
     keys(map).iter().for_each(|key| map.user_delete(&cx, key).expect("listed"));
     let made: std::collections::BTreeSet<u32> = (0..10_000).filter_map(|n| map.stack_id(&cx, &[n], 0).ok()).collect();
     assert_eq!(made.len(), buckets, "all nodes can be had still");

@@ -5,17 +5,25 @@
 
 mod raw;
 
-use raw::{ENTRIES, Model, Shared, contents, context, interrupted, key, put, states};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use raw::{ENTRIES, Model, Shared, contents, context, interrupted, key, put, states, zeroed_and_shared};
 use ring3_maps::{Attributes, Context, Map, Taken};
 use ring3_uapi::bpf::map_type;
+use ring3_uapi::flags::BPF_NOEXIST;
 
 type Step<'s> = &'s dyn Fn(&Map);
 
 fn hash_of(map_type: u32) -> Shared {
+    hash_with(map_type, 8)
+}
+
+fn hash_with(map_type: u32, value_size: u32) -> Shared {
     Shared::fresh(Attributes {
         map_type,
         key_size: 4,
-        value_size: 8,
+        value_size,
         max_entries: ENTRIES,
         cpus: 1,
         ..Attributes::default()
@@ -77,6 +85,47 @@ fn two_changes_of_a_hash_map_have_the_effect_of_one_after_the_other() {
 }
 
 #[test]
+fn programs_of_a_signal_handler_update_a_hash_map_at_any_instruction_of_the_interrupted_ones() {
+    let (old, fresh) = (2, 9);
+    let others = |of: u32| (10..40).filter(move |number| bucket_of(*number) == bucket_of(of));
+    let beside_fresh = others(fresh).next().expect("one of many");
+    let last = others(fresh).nth(1).expect("one of many");
+    let beside_old = others(old).find(|number| ![beside_fresh, last].contains(number)).expect("one of many");
+    let pairs: [[Step<'_>; 2]; 4] = [
+        [&|map| put(map, 1, fresh, 92), &|map| put(map, 1, beside_fresh, 102)],
+        [&|map| put(map, 1, old, 93), &|map| put(map, 1, old, 103)],
+        [&|map| delete(map, 1, old), &|map| put(map, 1, beside_old, 105)],
+        [&|map| _ = map.user_update(&context(1), &key(fresh), &[96; 64], BPF_NOEXIST), &|map| {
+            put(map, 1, fresh, 106)
+        }],
+    ];
+    for (number, [change, handler]) in pairs.into_iter().enumerate() {
+        let shared = hash_with([map_type::HASH, map_type::LRU_HASH][number % 2], 64);
+        (0..4).for_each(|number| put(&shared.map(), 3, number, number as u8 + 1));
+        let before = Shared::of(shared.bytes(), shared.geometry);
+        let possible = [[change, handler], [handler, change]].map(|order| result_of(&before, &order));
+        let judge = || {
+            let census = shared.map().check().expect("whole");
+            assert_eq!((census.in_hand, census.locked, census.miscounted), (0, 0, 0));
+            let now = contents(&shared.map());
+            assert!(possible.contains(&now), "{now:?} is none of {possible:?}");
+        };
+        interrupted(&shared, change, handler, &judge);
+        // The handler is interrupted by another one, wherever it was that the first one came; both are left then.
+        shared.restore(before.bytes());
+        for first in states(&shared, change) {
+            shared.restore(&first);
+            for second in states(&shared, handler) {
+                shared.restore(&second);
+                put(&shared.map(), 1, last, 107);
+                assert_eq!(contents(&shared.map()).get(&last), Some(&vec![107; 64]));
+                assert!(shared.map().check().is_ok());
+            }
+        }
+    }
+}
+
+#[test]
 fn a_lookup_finds_what_stays_wherever_the_elements_around_it_go() {
     let shared = hash_of(map_type::HASH);
     let answer = Shared::new(shared.geometry);
@@ -129,6 +178,98 @@ fn a_lookup_of_a_key_that_goes_and_comes_finds_one_of_its_values_or_nothing() {
     interrupted(&shared, &lookup, &churn, &judge);
 }
 
+/// The bucket of a key.
+fn bucket_of(number: u32) -> Option<u32> {
+    let alone = hash_of(map_type::HASH);
+    put(&alone.map(), 3, number, 1);
+    let has_any = |bucket: &u32| {
+        let mut any = false;
+        alone.map().user_bucket(*bucket, &mut [0; 4], |_| any = true);
+        any
+    };
+    (0..ENTRIES).find(has_any)
+}
+
+#[test]
+fn a_lookup_of_a_key_that_is_being_added_finds_its_value_or_nothing() {
+    let shared = hash_of(map_type::HASH);
+    let answer = Shared::new(shared.geometry);
+    let added = (3..).find(|number| bucket_of(*number) == bucket_of(2)).expect("some");
+    put(&shared.map(), 3, 2, 1);
+    let before = shared.bytes().to_vec();
+    // The element on which the look-up stands is used again for the key that it looks for.
+    let churn = |map: &Map| {
+        delete(map, 2, 2);
+        put(map, 2, added, 5);
+    };
+    let lookup = |map: &Map| {
+        let mut value = [0; 8];
+        let found = map.user_lookup(&key(added), &mut value).is_ok();
+        // SAFETY: the answer's memory has more than 8 bytes; the child writes them, the parent reads later.
+        unsafe { answer.base.cast::<u64>().write_volatile(if found { u64::from_le_bytes(value) } else { 0 }) };
+    };
+    let judge = || {
+        // SAFETY: as above; the child has ended.
+        let found = unsafe { answer.base.cast::<u64>().read_volatile() };
+        assert!([0, u64::from_le_bytes([5; 8])].contains(&found), "{found:#x}");
+    };
+    for state in states(&shared, &churn) {
+        shared.restore(&before);
+        interrupted(&shared, &lookup, &|_| shared.restore(&state), &judge);
+    }
+}
+
+#[test]
+fn two_users_of_a_stack_map_disturb_each_other_only_where_they_meet() {
+    let attributes = Attributes {
+        map_type: map_type::STACK_TRACE,
+        key_size: 4,
+        value_size: 24,
+        max_entries: 4,
+        ..Attributes::default()
+    };
+    let shared = Shared::fresh(attributes);
+    let empty = shared.bytes().to_vec();
+    let id_of = |first: u64| Shared::fresh(attributes).map().stack_id(&context(1), &[first, 2, 3], 0).expect("room");
+    let id = id_of(1);
+    let beside = (2..).find(|first| id_of(*first) != id).expect("some");
+    let instead = (2..).find(|first| id_of(*first) == id).expect("some");
+    let add = |map: &Map, owner: u32, first: u64| map.stack_id(&context(owner), &[first, 2, 3], 0).is_ok();
+    let answer: &[AtomicU64; 4] = zeroed_and_shared();
+    let read = |map: &Map| {
+        let mut value = [0; 24];
+        let found = map.user_lookup(&id.to_le_bytes(), &mut value).is_ok();
+        let (words, _) = value.as_chunks();
+        answer.iter().zip(words).for_each(|(to, word)| to.store(u64::from_le_bytes(*word), Relaxed));
+        answer[3].store(found.into(), Relaxed);
+    };
+    // The node that is looked at is used again for another stack.
+    let reuse = |map: &Map| {
+        map.user_delete(&context(2), &id.to_le_bytes()).expect("there");
+        assert!(add(map, 2, beside) && add(map, 2, 1));
+    };
+    assert!(add(&shared.map(), 1, 1));
+    let before = shared.bytes().to_vec();
+    let judge = || {
+        let [words @ .., found] = [0, 1, 2, 3].map(|at: usize| answer[at].load(Relaxed));
+        assert!(found == 0 || words == [1, 2, 3], "{words:?}");
+    };
+    interrupted(&shared, &read, &reuse, &judge);
+    shared.restore(&before);
+    let judge = || assert_eq!(answer[3].load(Relaxed), 1, "a stack that is there is found");
+    interrupted(&shared, &|map| answer[3].store(add(map, 1, 1).into(), Relaxed), &reuse, &judge);
+    // Two stacks want one bucket: one gets it.
+    shared.restore(&empty);
+    let other = std::cell::Cell::new(false);
+    let judge = || {
+        let both = other.get() && answer[3].load(Relaxed) == 1;
+        assert!(!both, "a stack took another one's place");
+        shared.map().check().expect("whole");
+    };
+    let first = |map: &Map| answer[3].store(add(map, 1, 1).into(), Relaxed);
+    interrupted(&shared, &first, &|map| other.set(add(map, 2, instead)), &judge);
+}
+
 #[test]
 fn two_producers_and_a_discarder_of_a_ring_buffer_keep_it_whole() {
     let shared =
@@ -147,6 +288,37 @@ fn two_producers_and_a_discarder_of_a_ring_buffer_keep_it_whole() {
         assert!((1..=3).contains(&census.elements) && census.busy == 0 && census.locked == 0, "{census:?}");
     };
     interrupted(&shared, &|map| output(map, 1), &twice, &judge);
+}
+
+#[test]
+fn a_discarder_looks_at_no_record_that_is_written_meanwhile() {
+    const BUSY: u64 = 1 << 31;
+    let shared =
+        Shared::fresh(Attributes { map_type: map_type::RINGBUF, max_entries: 4096, ..Attributes::default() });
+    // What a record holds looks like a header of a dead owner's record that is not submitted.
+    let looks_dead = u64::from(raw::DEAD) << 32 | BUSY | 8;
+    let output = |map: &Map, data: &[u8]| map.ring().expect("a ring buffer").output(&context(2), data, 0).is_ok();
+    (0..3).for_each(|_| assert!(output(&shared.map(), &[0; 1000])));
+    let discard = |map: &Map| {
+        map.reclaim_dead_owner(&context(1), |owner| owner == raw::DEAD, |at| at);
+    };
+    let refill = |map: &Map| {
+        records(map);
+        // From now on records begin in what was the middle of others.
+        let _ = output(map, &[]);
+        while output(map, &looks_dead.to_le_bytes()) {}
+    };
+    let judge = || {
+        let mut room = [0; 64];
+        let ring = shared.map().ring().expect("a ring buffer");
+        while ring.take(&mut room, |data| {
+            assert!(data.is_empty() || data == looks_dead.to_le_bytes(), "{data:?}");
+            true
+        }) == Taken::Passed
+        {}
+        assert_eq!(shared.map().check().map(|census| (census.busy, census.locked)), Ok((0, 0)));
+    };
+    interrupted(&shared, &discard, &refill, &judge);
 }
 
 #[test]

@@ -78,22 +78,47 @@ impl Drop for Shared {
     }
 }
 
-/// A child that is stopped before `operation`.
-fn start(shared: &Shared, operation: &dyn Fn(&Map)) -> libc::pid_t {
-    // SAFETY: the child operates on the map and ends; it allocates nothing.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: takes no memory.
-        unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) };
-        // SAFETY: stops this process.
-        unsafe { libc::raise(libc::SIGSTOP) };
-        operation(&shared.map());
-        // SAFETY: ends this process without cleaning up.
-        unsafe { libc::_exit(0) };
+/// A child that does something with memory that is shared, and that runs as far as it is told.
+pub(crate) struct Child(libc::pid_t);
+
+impl Child {
+    /// It is stopped before `operation`.
+    pub(crate) fn start(operation: &dyn Fn()) -> Child {
+        // SAFETY: the child operates on the memory and ends; it allocates nothing.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: takes no memory.
+            unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) };
+            // SAFETY: stops this process.
+            unsafe { libc::raise(libc::SIGSTOP) };
+            operation();
+            // SAFETY: ends this process without cleaning up.
+            unsafe { libc::_exit(0) };
+        }
+        assert!(child > 0);
+        assert!(wait(child));
+        Child(child)
     }
-    assert!(child > 0);
-    assert!(wait(child));
-    child
+
+    /// Runs one instruction; false: it has ended.
+    pub(crate) fn step(&self) -> bool {
+        go_on(self.0, libc::PTRACE_SINGLESTEP)
+    }
+
+    /// Runs the rest.
+    fn finish(&self) {
+        while go_on(self.0, libc::PTRACE_CONT) {}
+    }
+
+    /// Ends it where it is.
+    pub(crate) fn kill(&self) {
+        // SAFETY: our child, which nobody has waited for.
+        assert_eq!(unsafe { libc::kill(self.0, libc::SIGKILL) }, 0);
+        let mut status = 0;
+        // SAFETY: waits for our child and writes the status.
+        assert_eq!(unsafe { libc::waitpid(self.0, &raw mut status, libc::__WALL) }, self.0);
+        assert!(libc::WIFSIGNALED(status), "{status:#x}");
+    }
 }
 
 /// Whether a child has stopped; else it has ended well.
@@ -119,24 +144,24 @@ pub(crate) fn interrupted(shared: &Shared, operation: &dyn Fn(&Map), other: &dyn
     let before = shared.bytes().to_vec();
     for steps in 0.. {
         shared.restore(&before);
-        let child = start(shared, operation);
-        let stopped = (0..steps).all(|_| go_on(child, libc::PTRACE_SINGLESTEP));
+        let child = Child::start(&|| operation(&shared.map()));
+        let stopped = (0..steps).all(|_| child.step());
         if !stopped {
             println!("{steps} schedules");
             return;
         }
         other(&shared.map());
-        while go_on(child, libc::PTRACE_CONT) {}
+        child.finish();
         judge();
     }
 }
 
 /// Every state of the shared memory that a death during `operation` leaves, the first and the last included.
 pub(crate) fn states(shared: &Shared, operation: &dyn Fn(&Map)) -> Vec<Vec<u8>> {
-    let child = start(shared, operation);
+    let child = Child::start(&|| operation(&shared.map()));
     let mut found = vec![shared.bytes().to_vec()];
     let mut steps = 0;
-    while go_on(child, libc::PTRACE_SINGLESTEP) {
+    while child.step() {
         if found.last().is_some_and(|last| last != shared.bytes()) {
             found.push(shared.bytes().to_vec());
         }
@@ -188,7 +213,7 @@ pub(crate) fn keys(map: &Map) -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn put(map: &Map, owner: u32, number: u32, byte: u8) {
-    let value = [byte; 16];
+    let value = [byte; 64];
     let _ = map.user_update(&context(owner), &key(number), &value[..map.geometry().user_value_bytes()], 0);
 }
 
@@ -265,10 +290,10 @@ pub(crate) fn step_out(child: libc::pid_t, operations: &AtomicU64) {
 impl Shared {
     /// Whether an owner holds a bucket of this hash map.
     pub(crate) fn is_locked_by(&self, owner: u32) -> bool {
-        let locks = size_of_val(&self.geometry.header) + 192 + 4;
+        let locks = (self.geometry.header.data_bytes + ring3_layout::map::TABLES_OFFSET) as usize + 4;
         (0..=self.geometry.hash.bucket_mask as usize).any(|bucket| {
             let word = self.base.wrapping_add(locks + bucket * 8);
-            // SAFETY: the lock words lie behind the header and the words.
+            // SAFETY: the lock words lie behind the header, the data and the own words.
             unsafe { AtomicU32::from_ptr(word.cast()) }.load(Relaxed) == owner
         })
     }
