@@ -12,12 +12,12 @@ fn main() {
     }
     // The agent may not touch vector registers; a test decodes the image to prove that it does not.
     let no_vectors = "-Ctarget-feature=-sse,-sse2,-sse3,-ssse3,-sse4.1,-sse4.2,-avx,-avx2";
-    build(&root, "ring3-agent", "agent", &[no_vectors, "-Crelocation-model=pic", "-Awarnings"]);
-    build(&root, "ring3-strace", "release", &["-Awarnings"]);
+    build(&root, "ring3-agent", "agent", &[], &[no_vectors, "-Crelocation-model=pic", "-Awarnings"]);
+    build(&root, "ring3-strace", "release", &["preload"], &["-Awarnings"]);
 }
 
 /// Builds the shared library of a package, and tells the crate where it is.
-fn build(root: &Path, package: &str, profile: &str, flags: &[&str]) {
+fn build(root: &Path, package: &str, profile: &str, features: &[&str], flags: &[&str]) {
     let target = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo")).join(profile);
     // Named, so that a `build.target` in somebody's configuration does not move the result.
     let host = env::var("HOST").expect("set by cargo");
@@ -25,6 +25,7 @@ fn build(root: &Path, package: &str, profile: &str, flags: &[&str]) {
     build
         .current_dir(root)
         .args(["rustc", "--lib", "--crate-type", "cdylib", "--package", package, "--profile", profile])
+        .args(["--features", &features.join(",")])
         .args(["--quiet", "--target-dir"])
         .arg(&target)
         .args(["--target", &host])

@@ -244,7 +244,9 @@ int typed_exit(struct raw_context *context)
 	{                                                                            \
 		const struct pt_regs *regs = (const struct pt_regs *)context->args[0]; \
 		struct key key = { (int)regs->orig_rax, FUNCTION_ENTER };            \
-		__u64 values[6] = { 0 };                                             \
+		__u64 values[6] = { 0 }, argument = 0;                               \
+		if (bpf_get_func_arg(context, 0, &argument) || argument != context->args[0]) \
+			return 0;                                                    \
 		typed_registers(regs, values);                                       \
 		for (int i = count; i < 6; i++)                                      \
 			values[i] = 0;                                               \
@@ -256,7 +258,13 @@ int typed_exit(struct raw_context *context)
 	{                                                                            \
 		const struct pt_regs *regs = (const struct pt_regs *)context->args[0]; \
 		struct key key = { (int)regs->orig_rax, FUNCTION_EXIT };             \
-		add(key, &context->args[1], 1);                                      \
+		__u64 argument = 0, beyond = 7, result = 0;                          \
+		if (bpf_get_func_arg_cnt(context) != 1 ||                            \
+		    bpf_get_func_arg(context, 0, &argument) || argument != context->args[0] || \
+		    bpf_get_func_arg(context, 1, &beyond) != -22 ||                  \
+		    bpf_get_func_ret(context, &result))                              \
+			return 0;                                                    \
+		add(key, &result, 1);                                                \
 		return 0;                                                            \
 	}
 

@@ -4,7 +4,7 @@
 #include <linux/ptrace.h>
 #include <bpf/bpf_helpers.h>
 
-__u64 times[3], runs, calls;
+__u64 times[3], jiffies, runs, calls;
 
 SEC("uprobe")
 int look(struct pt_regs *ctx)
@@ -12,6 +12,7 @@ int look(struct pt_regs *ctx)
 	times[0] = bpf_ktime_get_ns();
 	times[1] = bpf_ktime_get_boot_ns();
 	times[2] = bpf_ktime_get_tai_ns();
+	jiffies = bpf_jiffies64();
 	__sync_fetch_and_add(&runs, 1);
 	return 0;
 }

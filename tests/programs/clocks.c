@@ -4,7 +4,7 @@
 //   clocks BINARY FUNCTION
 //
 // Attaches to the function, in all processes, and to `write`. Prints "attached", and for each line of input
-// "RUNS MONOTONIC BOOTTIME TAI": how often the function's program has run, and the times of its last run, ns.
+// "RUNS MONOTONIC BOOTTIME TAI JIFFIES": how often the function's program has run, and the times of its last run, ns, and ticks.
 #include <bpf/libbpf.h>
 #include <stdio.h>
 #include "clocks.skel.h"
@@ -21,7 +21,7 @@ int main(int argc, char **argv)
 		return 1;
 	puts("attached");
 	while (fgets(line, sizeof(line), stdin))
-		printf("%llu %llu %llu %llu\n", tool->bss->runs, tool->bss->times[0], tool->bss->times[1],
-		       tool->bss->times[2]);
+		printf("%llu %llu %llu %llu %llu\n", tool->bss->runs, tool->bss->times[0], tool->bss->times[1],
+		       tool->bss->times[2], tool->bss->jiffies);
 	return 0;
 }

@@ -16,7 +16,9 @@ BPF_PERCPU_ARRAY(cpus, u64, 1);
 BPF_HISTOGRAM(sizes);
 
 BPF_STACK_TRACE(stacks, 1024);
-BPF_HASH(by_stack, int, u64);
+// (By thread, as `increment` loses one where two of them are the first at the same time, on the kernel too.)
+struct stack { int id; u32 thread; };
+BPF_HASH(by_stack, struct stack, u64);
 BPF_QUEUE(values, u64, 64);
 BPF_PERF_OUTPUT(events);
 BPF_RINGBUF_OUTPUT(ring, 8);
@@ -67,8 +69,8 @@ int on_wide_return(struct pt_regs *ctx) {
     return 0;
 }
 int on_inner(struct pt_regs *ctx) {
-    int id = stacks.get_stackid(ctx, BPF_F_USER_STACK);
-    if (id >= 0) by_stack.increment(id);
+    struct stack stack = { stacks.get_stackid(ctx, BPF_F_USER_STACK), bpf_get_current_pid_tgid() };
+    if (stack.id >= 0) by_stack.increment(stack);
     return 0;
 }
 int on_tick(struct pt_regs *ctx) {

@@ -226,6 +226,14 @@ impl Process {
         Process { child, lines, errors }
     }
 
+    /// Starts a command whose standard error is its output, too.
+    pub fn start_joined(command: &Command) -> Process {
+        let mut joined = Command::new("sh");
+        joined.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(command.get_program()).args(command.get_args());
+        joined.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        Process::start(&mut joined)
+    }
+
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()

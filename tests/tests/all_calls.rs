@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, is_root, ready, wait_until};
+use ring3_tests::{Bench, Process, is_root, ready, victim, wait_until};
 
 /// So often all links may be looked at in a target while hundreds are made or removed.
 const LOOKS_MAX: u64 = 40;
@@ -95,4 +95,75 @@ fn sites_of_calls_for_which_no_link_came_are_restored() {
     few.signal(rustix::process::Signal::INT);
     assert_eq!(few.finish().0, Some(0));
     assert_eq!(process.finish().0, Some(0));
+}
+
+const UNMAPPED: &str =
+    "tracepoint:syscalls:sys_enter_munmap /comm == \"unmaps\" && args->len == 4096/ { @calls = count(); }";
+
+/// How often each of bpftrace's counts says that something happened, once it is interrupted.
+fn counts(tool: Process) -> Vec<String> {
+    tool.signal(rustix::process::Signal::INT);
+    let (code, lines, errors) = tool.finish();
+    assert_eq!(code, Some(0), "{errors:?}");
+    lines.into_iter().filter(|line| line.starts_with('@')).collect()
+}
+
+/// The function begins with the bytes that ring3 displaces for the call.
+#[test]
+fn a_call_is_seen_whose_function_is_probed_whichever_was_first() {
+    if lacks_bpftrace() {
+        return;
+    }
+    let unmaps = victim("unmaps", "gcc", "unmaps.c", &["-O1"]);
+    let path = unmaps.display();
+    let probed =
+        format!("uprobe:{path}:unmap {{ @entered = count(); }} uretprobe:{path}:unmap {{ @left = count(); }}");
+    let bench = Bench::ring3();
+    let unmap = |mut process: Process| {
+        process.say("go");
+        assert_eq!(process.line(), "100");
+        assert_eq!(process.finish().0, Some(0));
+    };
+    let start = || ready(bench.target(&unmaps).arg("100"));
+
+    let both = attached(&bench, &format!("{probed} {UNMAPPED}"));
+    unmap(start());
+    assert_eq!(counts(both), ["@calls: 100", "@entered: 100", "@left: 100"]);
+
+    for (first, then) in [(&probed[..], UNMAPPED), (UNMAPPED, &probed)] {
+        let process = start();
+        let tools = [first, then].map(|probes| attached(&bench, probes));
+        unmap(process);
+        let mut counted: Vec<String> = tools.into_iter().flat_map(counts).collect();
+        counted.sort_unstable();
+        assert_eq!(counted, ["@calls: 100", "@entered: 100", "@left: 100"], "{first}");
+    }
+}
+
+/// The jump of a call moves when a probe needs its place, while threads are in the call.
+#[test]
+fn threads_that_are_in_a_call_come_back_from_it_where_its_function_is_probed_meanwhile() {
+    if lacks_bpftrace() {
+        return;
+    }
+    let unmaps = victim("unmaps", "gcc", "unmaps.c", &["-O1"]);
+    let path = unmaps.display();
+    let bench = Bench::ring3();
+    for calls in [
+        "tracepoint:syscalls:sys_enter_munmap,tracepoint:syscalls:sys_enter_read",
+        "tracepoint:raw_syscalls:sys_exit",
+    ] {
+        let mut process = ready(bench.target(&unmaps).arg("0"));
+        let calls = attached(&bench, &format!("{calls} /comm == \"unmaps\"/ {{ @calls = count(); }}"));
+        process.say("go");
+        for probe in ["uprobe", "uretprobe"] {
+            let probed =
+                format!("{probe}:{path}:unmap {{ @unmap = count(); }} {probe}:{path}:take {{ @take = count(); }}");
+            let counted = counts(attached(&bench, &probed));
+            assert!(counted.iter().any(|line| line.starts_with("@unmap")), "{probe}: {counted:?}");
+        }
+        process.say("end");
+        assert_eq!(process.finish().0, Some(0));
+        assert_eq!(counts(calls).len(), 1);
+    }
 }

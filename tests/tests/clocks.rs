@@ -22,11 +22,41 @@ fn tool(bench: &Bench, options: &[&str]) -> Process {
     tool
 }
 
-fn numbers(tool: &mut Process) -> [u64; 4] {
+/// Runs, the clocks, and ticks.
+fn all_numbers(tool: &mut Process) -> [u64; 5] {
     tool.say("times");
     let line = tool.line();
     let numbers: Vec<u64> = line.split(' ').map(|word| word.parse().expect("a number")).collect();
-    numbers.try_into().expect("four numbers")
+    numbers.try_into().expect("five numbers")
+}
+
+fn numbers(tool: &mut Process) -> [u64; 4] {
+    let [numbers @ .., _] = all_numbers(tool);
+    numbers
+}
+
+/// The kernel's own count of ticks: the last one that a CPU noted.
+fn jiffies() -> Option<u64> {
+    let timers = std::fs::read_to_string("/proc/timer_list").ok()?;
+    let noted = timers.lines().filter_map(|line| line.trim().strip_prefix("jiffies: "));
+    noted.filter_map(|number| number.parse().ok()).max()
+}
+
+#[test]
+fn ticks_are_the_kernels() {
+    let Some(before) = jiffies() else {
+        println!("SKIPPED: /proc/timer_list cannot be read");
+        return;
+    };
+    let bench = Bench::ring3();
+    let mut tool = tool(&bench, &[]);
+    let mut process = ready(&mut bench.target(counterless()));
+    obey(&mut process, "mark");
+    let [.., ticks] = all_numbers(&mut tool);
+    let after = jiffies().expect("as before");
+    // (The kernel's own count may be some ticks behind its clock.)
+    assert!((before..=after + 1000).contains(&ticks), "{ticks} is not between {before} and {after}");
+    end(process);
 }
 
 /// The program's clocks; the seconds by which `CLOCK_TAI` is ahead of the real time are not known.

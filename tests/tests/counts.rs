@@ -55,6 +55,20 @@ fn threads_with_one_fs_base_and_their_own_gs_are_told_apart() {
     assert!(counted[0] > 20_000 && counted == [counted[0]; 3], "{counted:?}");
 }
 
+/// ring3 sees calls of munmap(2) for its own ends from the first program on.
+#[test]
+fn functions_of_calls_that_ring3_sees_for_its_own_ends_are_probed_after_others() {
+    let unmaps = victim("unmaps", "gcc", "unmaps.c", &["-O1"]);
+    let probes = ["mark", "unmap", "unmap:ret"].map(|place| format!("{}:{place}", unmaps.display()));
+    let bench = Bench::ring3();
+    let mut victim = ready(bench.target(&unmaps).arg("100"));
+    let mut counter = bench.counting(&[&probes[0], &probes[1], &probes[2]]);
+    victim.say("go");
+    assert_eq!(victim.line(), "100");
+    assert_eq!([0, 1, 2].map(|probe: usize| counter.total(&probes[probe])), [100; 3]);
+    assert_eq!(victim.finish().0, Some(0));
+}
+
 /// A user without rights; for root one that nobody is, else the present one.
 fn ordinary() -> Bench {
     if is_root() { Bench::ring3_as(54_321) } else { Bench::ring3() }

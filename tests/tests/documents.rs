@@ -18,7 +18,7 @@ fn the_readme_names_every_command_and_variable() {
     for name in names.map(|name| format!("ring3 {name}")) {
         assert!(readme.contains(&name), "{name} is not in README.md");
     }
-    for variable in ["RING3_RUNTIME_DIR", "RING3_LOG", "RING3_IDLE_SECONDS"] {
+    for variable in ["RING3_RUNTIME_DIR", "RING3_LOG", "RING3_IDLE_SECONDS", "RING3_STRACE_BACKEND"] {
         assert!(readme.contains(variable), "{variable} is not in README.md");
     }
 }

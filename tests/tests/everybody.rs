@@ -278,6 +278,23 @@ fn only_targets_are_seen_where_that_is_asked_for() {
     assert_eq!((tool.total(&probe), bench.targets()), (0, vec![]));
 }
 
+#[test]
+fn that_no_process_is_traced_is_said_once_and_not_where_the_next_probe_finds_one() {
+    let bench = bench().seeing(None);
+    let program = bench.copy(&shapes());
+    let mut victim = ready(bench.command(&program).args(["plain", "10"]));
+    let system_calls = "tracepoint:syscalls:sys_enter_write, tracepoint:syscalls:sys_exit_write { @ = count(); }";
+    let run = |probe: &str| {
+        let script = format!("{system_calls} {probe} interval:s:1 {{ exit(); }}");
+        let (_, _, errors) = Process::start(bench.load("bpftrace").args(["-q", "-e", &script])).finish();
+        errors.iter().filter(|line| line.contains("no process is traced yet")).count()
+    };
+    let probe = format!("uprobe:{}:plain {{ @calls = count(); }}", program.display());
+    assert_eq!((run(&probe), run("")), (0, 1));
+    victim.say("go");
+    assert_eq!(victim.line(), "10");
+}
+
 /// As `opensnoop -p PID` does, which attaches to a tracepoint and compares the process id.
 #[test]
 fn a_process_that_a_program_names_is_traced() {
@@ -401,4 +418,16 @@ fn a_tool_of_system_calls_waits_for_processes_whose_large_files_have_to_be_analy
         process.say("go");
         assert_eq!(process.line(), "2000");
     }
+}
+
+#[test]
+fn that_a_tools_own_program_is_no_target_is_said() {
+    let bench = Bench::ring3();
+    let program = bench.copy(&brief());
+    let script = format!("uprobe:{}:wanted {{ @ = count(); }}", program.display());
+    let mut load = bench.load("bpftrace");
+    load.args(["-c", program.to_str().expect("a plain name"), "-e", &script]);
+    let (_, _, errors) = Process::start(load.stdin(Stdio::null())).finish();
+    let told: Vec<&String> = errors.iter().filter(|line| line.starts_with("ring3: ")).collect();
+    assert!(told.len() == 1 && told[0].contains("is not traced: with `--only-targets`"), "{errors:?}");
 }

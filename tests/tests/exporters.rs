@@ -68,10 +68,7 @@ impl Exporting {
         export.arg(configs()).args(["--config.names", names, "--web.listen-address", "127.0.0.1:0"]).args(options);
         export.args(program.iter().flat_map(|program| [Path::new("--"), program]));
         // (What it says, it says to standard error.)
-        let mut joined = Command::new("sh");
-        joined.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(export.get_program()).args(export.get_args());
-        joined.envs(export.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        let mut process = Process::start(&mut joined);
+        let mut process = Process::start_joined(&export);
         let mut said = vec![];
         let address = loop {
             let line = process.line();

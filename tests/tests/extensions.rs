@@ -111,10 +111,7 @@ fn join(bench: &Bench, pid: u32, name: &str) -> Process {
     let mut command = extend(bench, &running()[name], name);
     command.args(["--binary".as_ref(), host().as_os_str()]).args(["--pid", &pid.to_string()]);
     // (What it says, it says to standard error.)
-    let mut joined = Command::new("sh");
-    joined.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(command.get_program()).args(command.get_args());
-    joined.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let mut loader = Process::start(&mut joined);
+    let mut loader = Process::start_joined(&command);
     let line = loader.line();
     assert!(line.ends_with(&format!(" extends serve in process {pid}; end it with Ctrl-C")), "{line}");
     loader

@@ -177,6 +177,25 @@ fn so_is_one_of_an_ordinary_users_server() {
     filtered_later(&Bench::ring3_as(65534));
 }
 
+/// Its only filter was taken for that of ring3's loaders, which catches nothing: `ring3 trace` is a loader, and the program its child.
+#[test]
+fn so_is_one_that_an_ordinary_user_begins_with_a_loader() {
+    if !is_root() {
+        println!("SKIPPED: to be another user needs root");
+        return;
+    }
+    let bench = Bench::ring3_as(65534);
+    let file = bench.copy(&strict());
+    for how in ["list", "deny", "ids"] {
+        let mut process = ready(bench.ring3_command(&["trace", "-o", "/dev/null", "--"]).arg(&file));
+        converse(&mut process, &[("work", "worked"), (how, "filtered"), ("work", "worked")]);
+        // (What is left of letting it go comes meanwhile.)
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        converse(&mut process, &ALWAYS);
+        end(process);
+    }
+}
+
 /// A victim that minds where its calls are made, and the ways in which it does.
 fn minding(how: &str) -> (std::path::PathBuf, [String; 2]) {
     (victim("where", "gcc", "where.c", &[]), [how.to_owned(), "later".to_owned()])

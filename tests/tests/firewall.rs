@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use ring3_tests::{Bench, Process, built_example, is_root, kill, ring3, root, wait_until};
@@ -37,6 +38,12 @@ struct Firewall {
 impl Firewall {
     /// An nginx that is extended from its beginning, with the default rules.
     fn start(bench: Bench) -> Option<Firewall> {
+        let firewall = Firewall::run(bench, true)?;
+        firewall.load_default_rules();
+        Some(firewall)
+    }
+
+    fn run(bench: Bench, is_extended: bool) -> Option<Firewall> {
         let example = example()?;
         let mut directory = PathBuf::new();
         for name in ["nginx.eim", "types.o", "firewall.bpf.o", "rules", "default.rules"] {
@@ -47,15 +54,30 @@ impl Firewall {
         std::fs::write(directory.join("a.txt"), FILE).expect("written");
         let configuration = directory.join("nginx.conf");
         std::fs::write(&configuration, Firewall::configuration(&directory, port)).expect("written");
-        let class = format!("{}:firewall", directory.join("nginx.eim").display());
-        let mut command = bench.ring3_command(&["extend", "--class", &class]);
-        command.arg(directory.join("firewall.bpf.o")).args(["--", NGINX, "-e", "stderr", "-c"]).arg(configuration);
-        let nginx = Process::start(&mut command);
+        let mut command = if is_extended {
+            let mut command = Firewall::extend(&bench, &directory);
+            command.args(["--", NGINX]);
+            command
+        } else {
+            bench.command(NGINX)
+        };
+        let nginx = Process::start(command.args(["-e", "stderr", "-c"]).arg(configuration));
         let firewall = Firewall { port, nginx, directory, bench };
         wait_until("nginx answers", || TcpStream::connect(("127.0.0.1", port)).is_ok());
-        let defaults = firewall.directory.join("default.rules");
-        assert_eq!(firewall.rules(&["load", &defaults.display().to_string()]), (true, String::new()));
         Some(firewall)
+    }
+
+    /// `ring3 extend` with the class and the program, but for whom.
+    fn extend(bench: &Bench, directory: &Path) -> Command {
+        let class = format!("{}:firewall", directory.join("nginx.eim").display());
+        let mut command = bench.ring3_command(&["extend", "--class", &class]);
+        command.arg(directory.join("firewall.bpf.o"));
+        command
+    }
+
+    fn load_default_rules(&self) {
+        let defaults = self.directory.join("default.rules");
+        assert_eq!(self.rules(&["load", &defaults.display().to_string()]), (true, String::new()));
     }
 
     fn configuration(directory: &Path, port: u16) -> String {
@@ -307,6 +329,25 @@ fn nginx_serves_unextended_when_its_loader_is_killed() {
     wait_until("the extension is gone", || attack() == 200);
     assert_eq!(firewall.ask(b"/a.txt", b"test"), 200);
     assert_eq!(firewall.worker(), worker);
+}
+
+#[test]
+fn a_running_nginx_is_extended_with_its_workers() {
+    let Some(firewall) = Firewall::run(Bench::ring3(), false) else { return };
+    let attack = || firewall.ask(b"/answer?<script>", b"test");
+    assert_eq!(attack(), 200);
+    let master = std::fs::read_to_string(firewall.directory.join("nginx.pid")).expect("nginx runs");
+    let mut extend = Firewall::extend(&firewall.bench, &firewall.directory);
+    extend.args(["--pid", master.trim()]);
+    // (What it says, it says to standard error.)
+    let mut loader = Process::start_joined(&extend);
+    let line = loader.line();
+    assert!(line.contains(&format!(" in process {} and 1 of its children;", master.trim())), "{line}");
+    firewall.load_default_rules();
+    assert_eq!((attack(), firewall.ask(b"/a.txt", b"test")), (FORBIDDEN, 200));
+    loader.signal(rustix::process::Signal::INT);
+    loader.wait();
+    wait_until("the extension is gone", || attack() == 200);
 }
 
 #[test]

@@ -153,3 +153,40 @@ fn a_process_that_a_debugger_holds_is_detached_once_that_lets_go() {
     assert_text_is_as_in_its_files(process.pid());
     let_go(process);
 }
+
+/// That of a thread with AVX-512 state is too large for the vDSO, too: it lies in the region, which goes while the thread is borrowed.
+#[test]
+fn a_thread_whose_rescue_frame_is_not_in_the_vdso_is_given_back_without_an_error() {
+    use std::os::unix::fs::FileExt;
+    let bench = Bench::ring3();
+    let _counter = probe_all(&bench);
+    let process = ready(Command::new(blocked()).arg("late"));
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", process.pid())).expect("it lives");
+    let vdso = maps.lines().find(|line| line.ends_with("[vdso]")).expect("it has one");
+    let end = vdso.split(['-', ' ']).nth(1).expect("a range");
+    let end = u64::from_str_radix(end, 16).expect("hexadecimal");
+    let memory = std::fs::File::options().write(true).open(format!("/proc/{}/mem", process.pid())).expect("ours");
+    memory.write_all_at(&[1], end - 1).expect("written");
+    for _ in 0..2 {
+        attach(&bench, process.pid());
+        detach_and_verify(&bench, process.pid());
+    }
+    let log = std::fs::read_to_string(bench.directory().join("server.log")).expect("it is there");
+    assert!(!log.contains("ERROR"), "{log}");
+    let_go(process);
+}
+
+/// Its jump would lead astray from there: the program crashed.
+#[test]
+fn a_process_that_moves_code_with_a_probe_is_let_go_before() {
+    let bench = Bench::ring3();
+    let binary = victim("moves", "gcc", "moves.c", &[]);
+    let probe = format!("{}:moved", binary.display());
+    let mut tool = bench.counting(&[&probe, &format!("{probe}:ret"), &format!("{}:behind", binary.display())]);
+    let mut process = ready(&mut bench.target(&binary));
+    process.say("go");
+    let (code, lines, errors) = process.finish();
+    assert_eq!((code, lines), (Some(7), ["6 3", "9", "0", "3", "6"].map(str::to_owned).to_vec()), "{errors:?}");
+    assert!(errors.iter().any(|line| line.contains("about to move code that is probed")), "{errors:?}");
+    assert_eq!(tool.total(&probe), 2);
+}

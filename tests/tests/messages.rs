@@ -3,7 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use ring3_tests::{Bench, is_root};
+use ring3_tests::{Bench, Process, is_root, ready};
 
 /// Runs `ring3`; it must fail with this code and say all of this. Lines that begin with `ring3: ` are ours, others are clap's.
 fn says(bench: &Bench, arguments: &[&str], code: i32, words: &[&str]) {
@@ -28,7 +28,12 @@ fn wrong_command_lines_are_explained() {
     says(&bench, &["start"], 2, &["<PROGRAM>", "Usage: ring3 start"]);
     says(&bench, &["attach"], 2, &["<PID>", "Usage: ring3 attach"]);
     says(&bench, &["attach", "nginx"], 2, &["a process id is a whole number", "pgrep"]);
-    says(&bench, &["detach", "-1"], 2, &["-1"]);
+    let pid = ["a process id is a whole number, at least 1", "pgrep"];
+    for arguments in
+        [&["detach", "-1"][..], &["attach", "-5"], &["attach", "0"], &["trace", "-p", "-5"], &["trace", "-p", "x"]]
+    {
+        says(&bench, arguments, 2, &pid);
+    }
     says(&bench, &["status", "--trace", "--json"], 2, &["'--trace' cannot be used with '--json'"]);
     says(&bench, &["aot", "prog.o"], 2, &["--output <FILE>"]);
     says(&bench, &["load", "--engine", "gcc", "true"], 2, &["'gcc'", "auto, jit, llvm"]);
@@ -37,7 +42,22 @@ fn wrong_command_lines_are_explained() {
     says(&bench, &["start", "-x", "true"], 2, &["unknown option -x", "`ring3 start --help`"]);
     says(&bench, &["trace", "-f", "true"], 2, &["unknown option -f", "`ring3 trace --help`"]);
     says(&bench, &["trace", "-s", "x", "true"], 2, &["'x'", "a whole number of bytes, from 0 to 4096"]);
-    says(&bench, &["trace", "-e", "opneat", "true"], 2, &["opneat", "did you mean openat?"]);
+    for (event, words) in [
+        ("opneat", ["there is no such system call", "did you mean openat?"]),
+        ("open_at", ["there is no such system call", "did you mean openat, open"]),
+        ("%netwrok", ["there is no such group", "did you mean %network?"]),
+        ("uprob:/bin/true:main", ["there is no such event", "did you mean uprobe:/bin/true:main?"]),
+        ("tracepoint:sched:sched_wakeup", ["there is no such event", "tracepoint:sched:sched_process_exit"]),
+    ] {
+        says(&bench, &["trace", "-e", event, "true"], 2, &words);
+    }
+    for (filter, words) in [
+        ("pid == 1 && rett < 0", ["did you mean `ret`?", "\n    pid == 1 && rett < 0\n                ^^^^\n"]),
+        ("ret == ENOENTT", ["did you mean `ENOENT` or", "\n    ret == ENOENTT\n           ^^^^^^^\n"]),
+        ("flags & O_RDONYL", ["did you mean `O_RDONLY`", "\n    flags & O_RDONYL\n            ^^^^^^^^\n"]),
+    ] {
+        says(&bench, &["trace", "--filter", filter, "true"], 2, &words);
+    }
     says(
         &bench,
         &["convert", "/etc/passwd", "--to", "perfetto", "-o", "/dev/null"],
@@ -119,8 +139,34 @@ fn environment_variables_that_cannot_be_used_are_named() {
             check(value, code, &out, &error, 1, words);
         }
     }
+    let long = bench.directory().join("a".repeat(108));
+    for arguments in [&["status"][..], &["start", "--", "true"]] {
+        let (code, out, error) = run("RING3_RUNTIME_DIR", long.to_str().expect("a plain name"), arguments);
+        check("long", code, &out, &error, 1, &["is too long for a socket", "RING3_RUNTIME_DIR", "at most 95 bytes"]);
+    }
     let (code, out, error) = run("RING3_LOG", "ring3=loud", &["start", "--", "true"]);
     check("RING3_LOG", code, &out, &error, 1, &["RING3_LOG=ring3=loud", "warn, info or debug"]);
+    let (code, out, error) = run("RING3_LOG", "loud", &["start", "--", "true"]);
+    check("RING3_LOG", code, &out, &error, 1, &["RING3_LOG=loud", "\"loud\" is no level", "warn, info or debug"]);
+    let (code, out, error) = run("RING3_IDLE_SECONDS", "abc", &["start", "--", "true"]);
+    check("RING3_IDLE_SECONDS", code, &out, &error, 1, &["RING3_IDLE_SECONDS=abc", "whole number of seconds"]);
+}
+
+#[test]
+fn which_tracepoint_of_the_kernels_a_tool_wants_is_said_on_its_terminal() {
+    for (tool, told) in [
+        ("runqlat", "ring3: raw tracepoint sched_wakeup is the kernel's own; in user space there are "),
+        ("offcputime", "raw tracepoint sched_switch is the kernel's own; with types there are "),
+    ] {
+        let tool = std::path::Path::new("/usr/sbin").join(tool);
+        if !tool.exists() {
+            println!("SKIPPED IN PART: {} is not installed", tool.display());
+            continue;
+        }
+        let (_, _, errors) = Process::start(&mut Bench::ring3().load(&tool)).finish();
+        let said: Vec<&String> = errors.iter().filter(|line| line.starts_with("ring3: ")).collect();
+        assert!(said.iter().any(|line| line.contains(told)), "{errors:?}");
+    }
 }
 
 #[test]
@@ -153,4 +199,59 @@ fn an_ordinary_user_is_told_whose_a_process_is_and_what_to_do() {
     let (code, out, error) = run(own, &["asm", "/etc/hostname", "-o", "/no/where"]);
     assert!(code == Some(1) && out.is_empty() && error.starts_with("ring3: /etc/hostname: line 1"), "{error}");
     std::fs::remove_dir_all(&place).expect("removed");
+}
+
+#[test]
+fn a_small_stack_is_an_error_that_says_how_to_raise_it() {
+    let bench = Bench::ring3();
+    for command in ["status", "start -- true"] {
+        let script = format!("ulimit -s 64; exec \"$0\" {command}");
+        let output = bench.command("sh").args(["-c", &script]).arg(ring3_tests::ring3()).output().expect("it runs");
+        let error = String::from_utf8_lossy(&output.stderr);
+        check(command, output.status.code(), "", &error, 1, &["limited to 64 KiB", "`ulimit -s 8192`"]);
+    }
+}
+
+#[test]
+fn that_another_server_has_a_process_is_said_on_the_tools_terminal_with_the_command_that_helps() {
+    let (other, bench) = (Bench::ring3(), Bench::ring3());
+    let mut victim = ready(Bench::native().command(ring3_tests::shapes()).args(["plain", "3"]));
+    let pid = victim.pid().to_string();
+    assert_eq!(other.run(&["attach", &pid]).0, Some(0));
+    let help = format!("run `RING3_RUNTIME_DIR={} ring3 detach {pid}` first", other.directory().display());
+    says(&bench, &["attach", &pid], 1, &["is a target of another ring3 server", &help]);
+    let probe = format!("{}:plain", ring3_tests::shapes().display());
+    let tool = bench.load(ring3_tests::example("malloc")).args(["-p", &pid, &probe]).output().expect("it runs");
+    let error = String::from_utf8_lossy(&tool.stderr);
+    assert!(!tool.status.success());
+    assert!(error.contains("ring3: not attached: ") && error.contains(&help), "{error}");
+    // As in `opensnoop -p PID`, one program of two names the process.
+    let script = format!(
+        "tracepoint:syscalls:sys_enter_write /pid == {pid}/ {{ @ = count(); }} tracepoint:syscalls:sys_exit_write {{ @ends = count(); }}
+         interval:s:1 {{ exit(); }}"
+    );
+    let bench = bench.seeing(None);
+    let (_, _, errors) = Process::start(bench.load("bpftrace").args(["-q", "-e", &script])).finish();
+    let told: Vec<&String> = errors.iter().filter(|line| line.starts_with("ring3: ")).collect();
+    assert!(told.len() == 1 && told[0].contains("not traced: ") && told[0].contains(&help), "{errors:?}");
+    victim.say("go");
+    assert_eq!(victim.line(), "3");
+}
+
+#[test]
+fn an_extension_that_is_verified_as_a_program_of_the_kernel_is_told_how_extensions_are() {
+    let bench = Bench::ring3();
+    let object = bench.made_directory().join("extension.o");
+    let source = bench.made_directory().join("extension.bpf.c");
+    let text = "extern int ring3_dynptr_from_slice(const void *, unsigned long long, void *) __attribute__((section(\".ksyms\")));
+        __attribute__((section(\"uprobe\"))) int extension(void *ctx) { return ring3_dynptr_from_slice(ctx, 0, ctx); }";
+    std::fs::write(&source, text).expect("written");
+    let mut clang = Command::new("clang");
+    let status = clang.args(["-O2", "-g", "-target", "bpf", "-c", "-o"]).args([&object, &source]).status();
+    assert!(status.is_ok_and(|status| status.success()), "clang");
+    let object = object.to_str().expect("a plain name");
+    for (arguments, code) in [(&["verify", object][..], 2), (&["aot", object, "-o", "/dev/null"], 1)] {
+        let words = ["ring3_dynptr_from_slice is a function that ring3 has for extensions", "`ring3 extend --class"];
+        says(&bench, arguments, code, &words);
+    }
 }

@@ -472,6 +472,33 @@ fn tools_come_and_go_while_victims_work() {
     }
 }
 
+/// The call that it is in is made again when a tool comes, and SIGSYS, which SUD needs, is blocked meanwhile.
+#[test]
+fn tools_come_and_go_while_a_call_blocks_all_signals() {
+    let bench = Bench::ring3();
+    let alias = bench.alias(&calling_victims("all").join("written"));
+    let ways = ["suspend", "suspend-written", "poll", "poll-written"];
+    for (how, comes_first) in ways.into_iter().flat_map(|how| [(how, true), (how, false)]) {
+        let first = comes_first.then(|| counting(&bench, &alias, &["raw"]));
+        let mut victim = Process::start(bench.target(&alias).arg(how));
+        assert_eq!(victim.line(), "ready");
+        let in_call = || std::fs::read_to_string(format!("/proc/{}/syscall", victim.pid())).unwrap_or_default();
+        let call = if how.starts_with("suspend") { "130 " } else { "271 " };
+        wait_until("it waits", || in_call().starts_with(call));
+        if let Some(first) = first {
+            assert_eq!(first.finish().0, Some(0));
+            assert_eq!(counting(&bench, &alias, &["raw", "named"]).finish().0, Some(0));
+        }
+        let mut tool = counting(&bench, &alias, &["raw"]);
+        if how.starts_with("suspend") {
+            victim.signal(rustix::process::Signal::USR1);
+        }
+        ends_well(how, victim.finish());
+        let seen = counts(&listing(&mut tool));
+        assert_eq!(seen.get(&("raw enter".to_owned(), GETPPID)), Some(&3), "{how} {comes_first}: {seen:?}");
+    }
+}
+
 #[test]
 fn the_files_of_a_process_in_a_root_of_its_own_are_found() {
     if !is_root() {

@@ -134,6 +134,17 @@ fn arguments_of_every_kind_are_shown_as_strace_shows_them() {
 }
 
 #[test]
+fn lines_of_a_child_that_is_seen_first_begin_with_its_id() {
+    let bench = Bench::ring3();
+    let (code, lines) = trace(&bench, &["-e", "exit_group"], &["sh", "-c", "sh -c 'exit 3'; true"]);
+    let child = lines.lines().find(|line| line.contains("exit_group(3)")).unwrap_or_else(|| panic!("{lines}"));
+    assert!(child.starts_with("[pid "), "{lines}");
+    let (_, lines) = trace(&bench, &["-e", "exit_group"], &["sh", "-c", "exit 3"]);
+    assert!(lines.starts_with("exit_group(3)"), "{lines}");
+    assert_eq!(code, Some(0));
+}
+
+#[test]
 fn every_call_is_counted_of_threads_children_and_after_exec() {
     let bench = Bench::ring3();
     let asks = asks();
@@ -257,6 +268,29 @@ fn the_exit_code_is_the_programs_and_mistakes_are_explained() {
 }
 
 #[test]
+fn a_program_whose_trace_cannot_be_written_runs_to_its_end() {
+    let bench = Bench::ring3();
+    let done = bench.made_directory().join("done");
+    let script = "for i in 1 2 3 4 5 6; do sleep 0.1; done; touch \"$0\"";
+    let command = ["trace", "-o", "/dev/full", "sh", "-c", script, done.to_str().expect("a plain name")];
+    let (code, _, error) = bench.run(&command);
+    assert_eq!(code, Some(1), "{error}");
+    let told = "ring3: cannot write /dev/full: No space left on device (os error 28); tracing has ended, the program runs on\n";
+    assert_eq!(error, told);
+    assert!(done.exists(), "it is waited for");
+}
+
+#[test]
+fn a_dash_is_standard_output() {
+    let bench = Bench::ring3();
+    let mut command = bench.ring3_command(&["trace", "-o", "-", "-e", "exit_group", "true"]);
+    let output = command.current_dir(bench.made_directory()).output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("exit_group(0)"), "{text} {}", String::from_utf8_lossy(&output.stderr));
+    assert!(!bench.made_directory().join("-").exists());
+}
+
+#[test]
 fn a_running_process_is_traced_until_ctrl_c_and_goes_on() {
     let bench = Bench::ring3();
     let mut victim = ready(Command::new(asks()).arg("loop").stdin(Stdio::piped()));
@@ -276,6 +310,25 @@ fn a_running_process_is_traced_until_ctrl_c_and_goes_on() {
     trace.signal(rustix::process::Signal::INT);
     assert_eq!(trace.wait(), Some(0));
     victim.say("more");
+    drop(victim);
+}
+
+/// The table was empty: the programs' counts end with the server.
+#[test]
+fn counts_are_shown_when_the_server_has_ended() {
+    let bench = Bench::ring3();
+    let victim =
+        Process::start(std::process::Command::new("sh").args(["-c", "while read line < /dev/zero; do :; done"]));
+    let pid = victim.pid().to_string();
+    let trace = Process::start(&mut bench.ring3_command(&["trace", "-c", "-e", "read", "-p", &pid]));
+    wait_until("it is a target", || bench.status()["targets"].as_array().is_some_and(|targets| !targets.is_empty()));
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(bench.run(&["stop"]).0, Some(0));
+    trace.signal(rustix::process::Signal::INT);
+    let (code, lines, errors) = trace.finish();
+    assert_eq!(code, Some(0), "{errors:?}");
+    assert!(errors.iter().any(|line| line.contains("the counts ended with the server")), "{errors:?}");
+    assert!(lines.iter().chain(&errors).any(|line| line.ends_with(" read")), "{lines:?} {errors:?}");
     drop(victim);
 }
 

@@ -43,6 +43,7 @@ exports! {
     ring3_helper_ktime_get_ns = raw_helpers::ktime_get_ns;
     ring3_helper_ktime_get_boot_ns = raw_helpers::ktime_get_boot_ns;
     ring3_helper_ktime_get_coarse_ns = raw_helpers::ktime_get_coarse_ns;
+    ring3_helper_jiffies64 = raw_helpers::jiffies64;
     ring3_helper_ktime_get_tai_ns = raw_helpers::ktime_get_tai_ns;
     ring3_helper_get_current_pid_tgid = raw_helpers::get_current_pid_tgid;
     ring3_helper_get_current_uid_gid = raw_helpers::get_current_uid_gid;
@@ -58,6 +59,9 @@ exports! {
     ring3_helper_get_current_task = raw_task::get_current_task;
     ring3_helper_get_attach_cookie = raw_helpers::get_attach_cookie;
     ring3_helper_get_func_ip = raw_helpers::get_func_ip;
+    ring3_helper_get_func_arg = raw_helpers::get_func_arg;
+    ring3_helper_get_func_ret = raw_helpers::get_func_ret;
+    ring3_helper_get_func_arg_cnt = raw_helpers::get_func_arg_cnt;
     ring3_helper_strncmp = raw_helpers::strncmp;
     ring3_helper_strtol = raw_helpers::strtol;
     ring3_helper_strtoul = raw_helpers::strtoul;

@@ -48,6 +48,15 @@ pub(crate) fn clock_ns(tb: &ThreadBlock, clock: u64) -> u64 {
     }
 }
 
+/// The kernel's ticks, which are counted from five minutes before an overflow of 32 bits on (`INITIAL_JIFFIES`,
+/// include/linux/jiffies.h).
+pub(crate) fn jiffies(tb: &ThreadBlock) -> u64 {
+    const SECONDS_BEFORE: u64 = 300;
+    let tick_ns = u64::from(control(tb.region_base).tick_ns).max(1);
+    let ticks_per_second = (1_000_000_000 + tick_ns / 2) / tick_ns;
+    (1 << 32) - SECONDS_BEFORE * ticks_per_second + clock_ns(tb, CLOCK_MONOTONIC_COARSE) / tick_ns
+}
+
 /// The address of the vDSO's function; 0: there is none.
 #[inline(always)]
 fn vdso_clock_gettime(base: u64) -> u64 {

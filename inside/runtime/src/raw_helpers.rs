@@ -16,7 +16,9 @@ use ring3_uapi::nr;
 
 use crate::numbers;
 use crate::raw_callbacks::LOOPS_MAX;
-use crate::raw_clock::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, CLOCK_TAI, clock_ns, ticks};
+use crate::raw_clock::{
+    CLOCK_BOOTTIME, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, CLOCK_TAI, clock_ns, jiffies, ticks,
+};
 use crate::raw_dispatch::{cpu_of, map_cpu};
 use crate::raw_identity::{comm_of, uid_gid_of};
 use crate::raw_kernel::{read_any, read_any_string, read_kernel, read_kernel_string};
@@ -114,6 +116,9 @@ unsafe fn told(number: Result<(u64, u64), Errno>, to: u64) -> u64 {
     unsafe { (to as *mut u64).write_unaligned(number.map_or(0, |(value, _)| value)) };
     answer(number.map(|(_, taken)| taken))
 }
+
+/// Arguments of `long __x64_sys_*(const struct pt_regs *)`.
+const FUNCTION_ARGUMENTS: u64 = 1;
 
 macro_rules! helpers {
     ($($(#[$doc:meta])* fn $name:ident($($argument:ident),*; $tb:ident) $body:block)*) => {
@@ -317,6 +322,9 @@ helpers! {
     /// `bpf_ktime_get_coarse_ns`
     fn ktime_get_coarse_ns(; tb) { clock_ns(tb, CLOCK_MONOTONIC_COARSE) }
 
+    /// `bpf_jiffies64`
+    fn jiffies64(; tb) { jiffies(tb) }
+
     /// `bpf_ktime_get_tai_ns`
     fn ktime_get_tai_ns(; tb) { clock_ns(tb, CLOCK_TAI) }
 
@@ -393,6 +401,30 @@ helpers! {
         // SAFETY: dispatch set the hook that runs.
         unsafe { (*(tb.hook as *const Hook)).site }
     }
+
+    /// `bpf_get_func_arg`: of a kernel's function of a system call, which has one argument, the thread's registers.
+    fn get_func_arg(context, number, value; _tb) {
+        if u64::from(number as u32) >= FUNCTION_ARGUMENTS {
+            return done(Err(Errno::EINVAL));
+        }
+        // SAFETY: the verifier proved the context, whose words are the arguments.
+        let argument = unsafe { *(context as *const u64) };
+        // SAFETY: the verifier proved room for a word.
+        unsafe { *(value as *mut u64) = argument };
+        0
+    }
+
+    /// `bpf_get_func_ret`
+    fn get_func_ret(context, value; _tb) {
+        // SAFETY: the context is that of a program that sees the function's end, whose result comes behind the arguments.
+        let result = unsafe { *(context as *const u64).wrapping_add(FUNCTION_ARGUMENTS as usize) };
+        // SAFETY: the verifier proved room for a word.
+        unsafe { *(value as *mut u64) = result };
+        0
+    }
+
+    /// `bpf_get_func_arg_cnt`
+    fn get_func_arg_cnt(_context; _tb) { FUNCTION_ARGUMENTS }
 
     /// `bpf_strncmp`
     fn strncmp(text, bytes, other; tb) {

@@ -125,6 +125,11 @@ pub(crate) fn borrows_memory(base: u64, tb: Option<&ThreadBlock>) -> bool {
 /// A call begins that may concern the SUD fallback, or [`raw_unwound`]. If it must be made here, the result. `mask`: where
 /// the thread's mask is kept that it goes on with, if the call was caught.
 pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u64>) -> Option<i64> {
+    // (First: while the server answers, it may enable SUD.)
+    if never_blocked(base) != 0 && sets_mask_for_its_time(number) {
+        let borrows = block_of(base, regs).is_some_and(|tb| is_borrower(tb));
+        check_mask_of_call(base, borrows, mask_of_call(regs, number));
+    }
     if !is_armed(base) {
         return before_without(base, regs, number);
     }
@@ -149,9 +154,7 @@ pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u6
             None
         }
         _ if sets_mask_for_its_time(number) => {
-            let of_call = mask_of_call(regs, number);
-            check_mask_of_call(base, is_borrower(tb), of_call);
-            let blocks = of_call.is_some_and(|of_call| of_call & SIGSYS_BIT != 0);
+            let blocks = mask_of_call(regs, number).is_some_and(|of_call| of_call & SIGSYS_BIT != 0);
             if blocks && mask.map_or_else(mask_of_thread, |mask| *mask) & SIGSYS_BIT == 0 {
                 tb.sud_off_until = regs.rsp;
                 switch(base, false);
@@ -196,11 +199,6 @@ fn before_without(base: u64, regs: &PtRegs, number: i64) -> Option<i64> {
         }
         nr::CLONE3 if never => {
             keep_handlers(regs);
-            None
-        }
-        _ if never && sets_mask_for_its_time(number) => {
-            let borrows = block_of(base, regs).is_some_and(|tb| is_borrower(tb));
-            check_mask_of_call(base, borrows, mask_of_call(regs, number));
             None
         }
         _ => None,

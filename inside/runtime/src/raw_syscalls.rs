@@ -13,7 +13,10 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
-use ring3_layout::control::{ATTACHMENT_KPROBE, ATTACHMENT_RAW, Attachment, Hook, range_unpack};
+use ring3_layout::PAGE_BYTES;
+use ring3_layout::control::{
+    ATTACHMENT_KPROBE, ATTACHMENT_RAW, Attachment, HOOKS_MAX, HOOKS_OFFSET, Hook, range_unpack,
+};
 use ring3_layout::frame::RED_ZONE_BYTES;
 use ring3_layout::realm::request;
 use ring3_layout::region::{CONTROL_OFFSET, STATE_BYTES, STATE_OFFSET, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
@@ -327,11 +330,37 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
     {
         state(base).no_syscalls.store(1, Release);
     }
+    if number == nr::MREMAP && moves_sites(base, regs) {
+        let pages = regs.rsi.div_ceil(PAGE_BYTES).min((1 << request::PAGES_BITS) - 1);
+        file(
+            base,
+            request::KIND_CODE_MOVES,
+            own_ids(),
+            ((regs.rdi / PAGE_BYTES) << request::PAGES_BITS) | pages,
+            true,
+        );
+    }
     if raw_sud::dispatches(regs, number) {
         file(base, request::KIND_OWN_DISPATCH, own_ids(), 0, true);
         state(base).no_syscalls.store(1, Release);
     }
     false
+}
+
+/// Whether `mremap` may move code in which there is a jump of ours, or was.
+#[inline(never)]
+fn moves_sites(base: u64, regs: &PtRegs) -> bool {
+    const MAYMOVE: u64 = 1;
+    let is_inside = |site: u64| site.wrapping_sub(regs.rdi) < regs.rsi;
+    let hooks = (base + CONTROL_OFFSET + HOOKS_OFFSET) as *const Hook;
+    let count = control(base).hooks.load(Acquire).min(HOOKS_MAX) as usize;
+    let is_hook = |index: usize| {
+        // SAFETY: a table of so many entries in the control page, of which the first ones were written.
+        let hook = unsafe { &*hooks.wrapping_add(index) };
+        is_inside(hook.site)
+    };
+    let mut calls = sites(base).iter().take_while(|call| call.near != 0);
+    regs.r10 & MAYMOVE != 0 && ((0..count).any(is_hook) || calls.any(|call| is_inside(call.site)))
 }
 
 /// A call that has begun is not made: it ends with this result.

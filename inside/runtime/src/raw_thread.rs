@@ -9,6 +9,7 @@
 //! Any mismatch takes the slow path, which searches by FS base. The block of a dead thread is reused by the next thread with the
 //! same FS base, or by any thread once all blocks are in use.
 
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use ring3_layout::PAGE_BYTES;
@@ -278,12 +279,26 @@ fn claim(base: u64, mut fs: u64, (generation, tid): (u64, u64)) -> Option<u32> {
         })
     };
     let index = known.or_else(|| take(0)).or_else(|| {
-        let dead = (0..THREADS_MAX as usize).find(|index| is_dead(block(*index).tcb_tid))?;
+        let dead = find_dead(&state.crowded, |index| is_dead(block(index).tcb_tid))?;
         state.fs_bases.get(dead)?.store(fs, Release);
         Some(dead)
     })? as u32;
     state.used.fetch_max(index + 1, AcqRel);
     Some(index)
+}
+
+/// The index of a block whose thread has ended, if one is found. The first search checks all blocks, which takes milliseconds. If it
+/// finds none, `crowded` is set, and each further search checks a few blocks, in turn.
+fn find_dead(crowded: &AtomicU32, is_dead: impl Fn(usize) -> bool) -> Option<usize> {
+    const FEW: u32 = 4;
+    let (first, count) = match crowded.load(Relaxed) {
+        0 => (0, THREADS_MAX),
+        next => (next - 1, FEW),
+    };
+    let found =
+        (first..first.saturating_add(count)).map(|at| (at % THREADS_MAX) as usize).find(|index| is_dead(*index));
+    crowded.store(if found.is_some() { 0 } else { first.wrapping_add(count) % THREADS_MAX + 1 }, Relaxed);
+    found
 }
 
 /// Whether an FS base, which may be any number, is the address of a TCB.
@@ -378,4 +393,35 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
 pub(crate) fn set_ids(tb: &mut ThreadBlock, ids: u64) {
     tb.pid_tgid = ids;
     tb.shown_ids = raw_sampled::told_ids(tb);
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::AtomicU32;
+    use core::sync::atomic::Ordering::Relaxed;
+
+    use ring3_layout::thread::THREADS_MAX;
+
+    use super::find_dead;
+
+    #[test]
+    fn the_living_are_asked_all_at_once_only_once() {
+        let (crowded, asked) = (AtomicU32::new(0), AtomicU32::new(0));
+        let search = |dead: usize| {
+            asked.store(0, Relaxed);
+            let found = find_dead(&crowded, |index| {
+                asked.fetch_add(1, Relaxed);
+                index == dead
+            });
+            (found, asked.load(Relaxed))
+        };
+        const NOBODY: usize = usize::MAX;
+        assert_eq!(search(NOBODY), (None, THREADS_MAX));
+        assert_eq!(search(NOBODY), (None, 4));
+        // Every one's turn comes.
+        let rounds = (0..THREADS_MAX).take_while(|_| search(3).0.is_none()).count();
+        assert_eq!(rounds, THREADS_MAX as usize / 4 - 1);
+        // Where one has ended there may be more.
+        assert_eq!(search(900), (Some(900), 901));
+    }
 }

@@ -69,6 +69,21 @@ pub fn link_tracepoint(program: &impl AsFd, category: &str, name: &str, pid: Opt
     link_event(program, &open_event(&event(perf::TYPE_TRACEPOINT, id), pid, cpu)?)
 }
 
+/// Attaches a program to tracepoints (`syscalls:sys_enter_read`), in all processes: to all of them, or to none. This is for ring3's
+/// server: the kernel has no such links.
+///
+/// # Errors
+/// As `BPF_LINK_CREATE`.
+pub fn link_tracepoints<'n>(program: &impl AsFd, names: impl IntoIterator<Item = &'n str>) -> io::Result<OwnedFd> {
+    let names: Vec<u8> = names.into_iter().flat_map(|name| name.bytes().chain([0])).collect();
+    let mut attr = Attr::new(cmd::LINK_CREATE);
+    attr.word(link_create::PROG_FD, program.as_fd().as_raw_fd() as u32);
+    attr.word(link_create::ATTACH_TYPE, attach_type::RING3_TRACEPOINT_MULTI);
+    attr.buffer(link_create::TRACEPOINT_MULTI_NAMES, &names);
+    attr.word(link_create::TRACEPOINT_MULTI_BYTES, names.len() as u32);
+    attr.open()
+}
+
 /// Attaches a program to the start of a function of the kernel (a kprobe).
 ///
 /// # Errors

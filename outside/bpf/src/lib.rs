@@ -25,7 +25,8 @@ use ring3_uapi::bpf::{cmd, map_type};
 use ring3_uapi::flags::BPF_F_RDONLY_PROG;
 
 pub use attach::{
-    Place, link_function, link_sampling, link_tracepoint, link_uprobe, link_uprobes, open_raw_tracepoint,
+    Place, link_function, link_sampling, link_tracepoint, link_tracepoints, link_uprobe, link_uprobes,
+    open_raw_tracepoint,
 };
 pub use output::{Output, OutputRing};
 pub use perf_ring::{PerfRing, Record};

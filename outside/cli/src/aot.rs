@@ -66,7 +66,7 @@ pub(crate) fn run(options: &AotOptions) -> Result<(), String> {
     let bytes = input::read(&options.file)?;
     let fail = |why: String| format!("{}: {why}", options.file.display());
     let kernel = input::kernel(Path::new(KERNEL_BTF)).unwrap_or_else(|_| Kernel::without_types());
-    let object = Object::load(&bytes, &kernel, &input::settings()).map_err(|error| fail(error.to_string()))?;
+    let object = input::object(&options.file, &bytes, &kernel)?;
     let named = |program: &&Program| options.program.as_ref().is_none_or(|name| program.name == *name);
     let programs: Vec<&Program> = object.programs.iter().filter(named).collect();
     if let (Some(name), true) = (&options.program, programs.is_empty()) {

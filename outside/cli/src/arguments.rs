@@ -43,6 +43,8 @@ Environment:
   RING3_PERF           1: let perf name programs, helpers and stubs
   RING3_IDLE_SECONDS   How long the server waits for work before it ends (default 10)
   The server reads the last three when it starts: run `ring3 stop` first to change them.
+  RING3_STRACE_BACKEND How `ring3 load -- strace` is told of system calls: auto (default), ptrace, exact or
+                       streaming (docs/TRACING.md)
 
 Files:
   server.log in the runtime directory says why a call of a tool was refused.
@@ -115,8 +117,11 @@ fn budget(text: &str) -> Result<Duration, String> {
 }
 
 /// A process id.
-fn process_id(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| "a process id is a whole number; `pgrep NAME` prints those of a program".to_owned())
+pub(crate) fn process_id(text: &str) -> Result<u32, String> {
+    let pid = text.parse::<i32>().ok().filter(|pid| *pid > 0);
+    pid.map(|pid| pid as u32).ok_or_else(|| {
+        "a process id is a whole number, at least 1; `pgrep NAME` prints those of a program".to_owned()
+    })
 }
 
 #[derive(Debug, Subcommand)]
@@ -125,7 +130,8 @@ pub(crate) enum Action {
     ///
     /// The tool keeps its terminal, its signals and its exit status. Its uprobes are in each process that maps the probed file
     /// now or later and that you may trace, its tracepoints of system calls in all targets (`ring3 start`, `ring3 attach`; with
-    /// `--all` in every process). A tool that names a process id traces that process. When the tool ends, its probes are removed.
+    /// `--all` in every process). A tool that names a process id to the kernel, as that of a uprobe, traces that process;
+    /// `ring3 attach PID` makes any process a target. When the tool ends, its probes are removed.
     #[command(after_long_help = "\
 Examples:
   ring3 load -- funclatency -p 4711 :handle      Debian's tool on one process
@@ -257,7 +263,7 @@ Examples:
         #[command(flatten)]
         following: Following,
         /// Its process id
-        #[arg(value_parser = process_id)]
+        #[arg(value_parser = process_id, allow_negative_numbers = true)]
         pid: u32,
     },
     /// Remove all probes and the agent from a target
@@ -274,7 +280,7 @@ Examples:
         #[arg(long)]
         verify: bool,
         /// Its process id
-        #[arg(value_parser = process_id)]
+        #[arg(value_parser = process_id, allow_negative_numbers = true)]
         pid: u32,
     },
     /// Show the server, tools, targets, programs, maps, links and probe sites
@@ -335,7 +341,7 @@ Example:
 ")]
     Symbols {
         /// The target's process id
-        #[arg(value_parser = process_id)]
+        #[arg(value_parser = process_id, allow_negative_numbers = true)]
         pid: u32,
         /// The ELF file to write
         #[arg(short, long, value_name = "FILE")]

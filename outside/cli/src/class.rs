@@ -245,11 +245,8 @@ fn not_yours(pid: u32) -> String {
 /// # Errors
 /// It has not.
 pub(crate) fn check_process(pid: u32, file: &Path) -> Result<(), String> {
-    use std::os::unix::fs::MetadataExt;
-    let inode = std::fs::metadata(file).map_err(|error| format!("{}: {error}", file.display()))?.ino().to_string();
     // (Of a process that may not be looked at nothing is known.)
-    let Ok(maps) = std::fs::read_to_string(format!("/proc/{pid}/maps")) else { return Ok(()) };
-    if maps.is_empty() || maps.lines().any(|line| line.split_whitespace().nth(4) == Some(&inode)) {
+    if maps_file(pid, file)?.unwrap_or(true) {
         return Ok(());
     }
     Err(format!(
@@ -257,6 +254,17 @@ pub(crate) fn check_process(pid: u32, file: &Path) -> Result<(), String> {
          --binary",
         file.display()
     ))
+}
+
+/// Whether a process maps a file; `None`: it cannot be looked at.
+///
+/// # Errors
+/// The file is not there.
+pub(crate) fn maps_file(pid: u32, file: &Path) -> Result<Option<bool>, String> {
+    use std::os::unix::fs::MetadataExt;
+    let inode = std::fs::metadata(file).map_err(|error| format!("{}: {error}", file.display()))?.ino().to_string();
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok().filter(|maps| !maps.is_empty());
+    Ok(maps.map(|maps| maps.lines().any(|line| line.split_whitespace().nth(4) == Some(&inode))))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, String> {

@@ -21,6 +21,7 @@ use ring3_server::realm::Scope;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::arguments::process_id;
 use crate::{Failure, companion, input, launch, process};
 
 /// Between two looks at signals and at the program.
@@ -58,6 +59,7 @@ pub(crate) struct Export {
     btf: PathBuf,
     /// Make this process a target, with its children, and see targets only
     #[arg(long, value_name = "PID", conflicts_with_all = ["command", "until", "all"])]
+    #[arg(value_parser = process_id, allow_negative_numbers = true)]
     pid: Option<u32>,
     /// See the system calls of all processes, not only of targets
     #[arg(long, conflicts_with = "command")]

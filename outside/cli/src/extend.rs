@@ -22,6 +22,7 @@ use ring3_uapi::bpf::attach_type;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::MemfdFlags;
 
+use crate::arguments::process_id;
 use crate::{Failure, class, companion, eim, input, launch, process};
 
 /// `ring3 extend`
@@ -37,6 +38,7 @@ pub(crate) struct Extend {
     pub(crate) program: Option<String>,
     /// Extend this process, its children and the programs that they execute
     #[arg(long, value_name = "PID", conflicts_with_all = ["command", "until"])]
+    #[arg(value_parser = process_id, allow_negative_numbers = true)]
     pub(crate) pid: Option<u32>,
     /// Keep the extension until this process ends
     #[arg(long, value_name = "PID", hide = true)]
@@ -68,10 +70,8 @@ fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
     chosen.check_maps(&object).map_err(eim::Failed::Refused)?;
     let (connection, _) = launch::tracing_server()?;
     let watched = host.map(process::open).transpose()?;
-    if let Some(pid) = wanted.pid {
-        class::check_process(pid, &chosen.entries[0].class.file)?;
-        connection.ask(&Request::attach(pid, true), None)?;
-    }
+    let extended =
+        wanted.pid.map(|pid| attach_family(pid, &chosen.entries[0].class.file, &connection)).transpose()?;
     become_loader(wanted, &chosen, host, connection)?;
     let loaded =
         Loaded::load(&object).map_err(|error| eim::Failed::Refused(format!("{}: {error}", wanted.file.display())))?;
@@ -85,7 +85,7 @@ fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
         })?;
         links.push(link);
     }
-    announce(wanted, &chosen);
+    announce(wanted, &chosen, extended.unwrap_or_default());
     match watched {
         Some(process) => {
             let mut fds = [PollFd::new(&process, PollFlags::IN)];
@@ -99,12 +99,40 @@ fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
     Ok(())
 }
 
-fn announce(wanted: &Extend, chosen: &class::Chosen) {
+/// Makes a process a target, and those of its descendants that run the same program: a server's workers, which do its work.
+/// Returns how many of these there are.
+fn attach_family(pid: u32, file: &Path, connection: &Connection) -> Result<usize, String> {
+    class::check_process(pid, file)?;
+    connection.ask(&Request::attach(pid, true), None)?;
+    let mut count = 0;
+    // (Those that it makes from now on are followed.)
+    for child in process::descendants(pid) {
+        if class::maps_file(child, file)? != Some(true) {
+            continue;
+        }
+        let request = Request::Attach {
+            pid: child,
+            follow: true,
+            for_links: false,
+            of_family: Some(pid),
+            before_program: false,
+        };
+        match connection.ask(&request, None) {
+            Ok(_) => count += 1,
+            Err(_) if !Path::new(&format!("/proc/{child}")).exists() => {}
+            Err(why) => return Err(format!("process {child}, a child of {pid}: {why}")),
+        }
+    }
+    Ok(count)
+}
+
+fn announce(wanted: &Extend, chosen: &class::Chosen, children: usize) {
     if wanted.until.is_some() {
         return companion::tell_ready();
     }
     let whom = match wanted.pid {
-        Some(pid) => format!("process {pid}"),
+        Some(pid) if children == 0 => format!("process {pid}"),
+        Some(pid) => format!("process {pid} and {children} of its children"),
         None => format!("all processes with {}", chosen.entries[0].class.file.display()),
     };
     let mut functions: Vec<&str> = chosen.entries.iter().map(|entry| entry.function.as_str()).collect();
@@ -124,12 +152,9 @@ fn read_object(wanted: &Extend, chosen: &class::Chosen) -> Result<Object, String
     };
     let settings = Settings { host: Some(host), ..input::settings() };
     let kernel = input::kernel(Path::new(KERNEL_BTF)).unwrap_or_else(|_| ring3_object::Kernel::without_types());
-    let mut object = Object::load(&bytes, &kernel, &settings).map_err(|error| {
-        let why = error.to_string();
-        match why.split_once("the kernel has no symbol ") {
-            Some((_, name)) => complain(format!("class {} does not grant {name}", class.name)),
-            None => complain(why),
-        }
+    let mut object = Object::load(&bytes, &kernel, &settings).map_err(|error| match error {
+        ring3_object::Error::NoSymbol(name) => complain(format!("class {} does not grant {name}", class.name)),
+        other => complain(other.to_string()),
     })?;
     if let Some(name) = &wanted.program {
         if !object.programs.iter().any(|program| program.name == *name) {

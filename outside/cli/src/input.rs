@@ -5,7 +5,8 @@ use std::path::Path;
 
 use ring3_btf::KERNEL_BTF;
 use ring3_isa::{Insn, assemble, assemble_mnemonics, decode};
-use ring3_object::{Kernel, Object, Settings};
+use ring3_object::{Error, Kernel, Object, Settings};
+use ring3_uapi::helper::OWN_NAMES;
 
 /// Assembler languages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -67,8 +68,7 @@ pub(crate) fn program(path: &Path, syntax: Syntax) -> Result<Input, String> {
     let fail = |why: String| format!("{}: {why}", path.display());
     if bytes.starts_with(b"\x7fELF") {
         let kernel = kernel(Path::new(KERNEL_BTF)).unwrap_or_else(|_| Kernel::without_types());
-        let object = Object::load(&bytes, &kernel, &settings()).map_err(|error| fail(error.to_string()))?;
-        return Ok(Input::Object(Box::new(object)));
+        return object(path, &bytes, &kernel).map(|object| Input::Object(Box::new(object)));
     }
     let insns = match std::str::from_utf8(&bytes).ok().filter(|text| !text.contains('\0')) {
         None => decode(&bytes).ok_or("the length is not a multiple of 8 bytes, an instruction's size".to_owned()),
@@ -79,6 +79,29 @@ pub(crate) fn program(path: &Path, syntax: Syntax) -> Result<Input, String> {
         },
     };
     insns.map_err(fail).map(Input::Insns)
+}
+
+/// Reads an object file, for a kernel.
+pub(crate) fn object(path: &Path, bytes: &[u8], kernel: &Kernel) -> Result<Object, String> {
+    Object::load(bytes, kernel, &settings()).map_err(|error| {
+        let path = path.display();
+        match &error {
+            Error::NoSymbol(name) if is_of_extensions(name) => format!(
+                "{path}: {name} is a function that ring3 has for extensions, and a class says what an extension may do: \
+                 `ring3 extend --class POLICY:CLASS {path} -- PROGRAM` verifies and runs it"
+            ),
+            Error::NoSymbol(_) => format!(
+                "{path}: {error}; if the program extends another one that has it, \
+                 `ring3 extend --class POLICY:CLASS {path} -- PROGRAM` verifies and runs it"
+            ),
+            _ => format!("{path}: {error}"),
+        }
+    })
+}
+
+/// Whether a function is one that ring3 has, and the kernel does not.
+fn is_of_extensions(name: &str) -> bool {
+    name.strip_prefix("ring3_").is_some_and(|name| OWN_NAMES.contains(&name))
 }
 
 /// A kernel's types, from a file.

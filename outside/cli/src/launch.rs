@@ -13,6 +13,7 @@ use ring3_server::control::{Connection, Request, runtime_dir};
 use ring3_server::loader::LoadOptions;
 use rustix::fs::FlockOperation;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::Failure;
 use crate::arguments::Arguments;
@@ -172,7 +173,13 @@ pub(crate) fn serve(foreground: bool) -> Result<(), String> {
 /// What the server logs, by `RING3_LOG`.
 fn log_filter() -> Result<EnvFilter, String> {
     let Ok(text) = std::env::var("RING3_LOG") else { return Ok(EnvFilter::new("info")) };
-    EnvFilter::try_new(&text).map_err(|error| format!("RING3_LOG={text}: {error}; set it to warn, info or debug"))
+    let wrong = |why: String| format!("RING3_LOG={text}: {why}; set it to warn, info or debug");
+    // (What is no level would be taken for a module, and nothing else be logged.)
+    let is_module = |word: &str| word.contains('=') || word.starts_with("ring3");
+    if let Some(word) = text.split(',').find(|word| !is_module(word) && word.trim().parse::<LevelFilter>().is_err()) {
+        return Err(wrong(format!("{word:?} is no level")));
+    }
+    EnvFilter::try_new(&text).map_err(|error| wrong(error.to_string()))
 }
 
 fn run_server() -> Result<(), String> {

@@ -49,7 +49,25 @@ use ring3_server::loader::{Compiling, LoadOptions};
 use ring3_server::realm::Scope;
 use ring3_strace::raw_execute::execute;
 
+/// Less stack than this is not enough for the command line's parser, and the rest, with room for what is yet to come.
+const STACK_KIB_MIN: u64 = 256;
+
 fn main() -> ExitCode {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
+    match limit.map(|bytes| bytes / 1024).filter(|kib| *kib < STACK_KIB_MIN) {
+        Some(kib) => {
+            say!(
+                "ring3: the stack is limited to {kib} KiB, and ring3 needs {STACK_KIB_MIN}; raise the limit with `ulimit -s 8192`"
+            );
+            ExitCode::FAILURE
+        }
+        None => run(),
+    }
+}
+
+// (Its frame alone may be too large for a small stack.)
+#[inline(never)]
+fn run() -> ExitCode {
     let result = match Arguments::parse().action {
         Action::Load { engine, harden, scope, trust, budget, aot, command } => {
             load((engine, harden), (scope.scope(), trust, budget), &command, aot.as_deref())

@@ -16,6 +16,25 @@ pub(crate) fn open(pid: u32) -> Result<OwnedFd, String> {
     })
 }
 
+/// The living descendants of a process, as far as the kernel tells them (proc(5), `/proc/PID/task/TID/children`).
+pub(crate) fn descendants(pid: u32) -> Vec<u32> {
+    let children_of = |parent: u32| {
+        let threads = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+        let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+        lists
+            .flat_map(|list| list.split_whitespace().filter_map(|id| id.parse().ok()).collect::<Vec<u32>>())
+            .collect::<Vec<u32>>()
+    };
+    let mut found = children_of(pid);
+    let mut next = 0;
+    while let Some(parent) = found.get(next) {
+        let more = children_of(*parent);
+        found.extend(more);
+        next += 1;
+    }
+    found
+}
+
 /// Whether it has ended.
 pub(crate) fn has_ended(process: &OwnedFd) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -115,6 +115,9 @@ pub(crate) fn record(wanted: &Record) -> Result<ExitCode, Failure> {
     if output == Path::new("-") {
         return Err(wrong("-o -: standard output is the traced program's; name a file"));
     }
+    if wanted.format.is_none() && output.extension().is_some_and(|extension| extension == "svg") {
+        return Err(wrong(format!("-o {}: which picture? --format flamegraph or heatmap", output.display())));
+    }
     let format = wanted.format.or_else(|| format_of(output)).unwrap_or(Format::Ctf);
     let command = std::env::args().collect::<Vec<_>>().join(" ");
     let cannot = |error: &io::Error| {

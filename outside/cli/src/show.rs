@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Duration;
 
+use ring3_event::is_unseen;
 use ring3_server::control::{Connection, Request};
 use serde_json::Value;
 
@@ -77,6 +78,7 @@ pub(crate) fn status(status: &Value, verbose: bool) -> Result<(), String> {
         "function",
         "ret",
         "tracepoint",
+        "tracepoints",
         "raw_tracepoint",
         "event",
         "cpu",
@@ -244,8 +246,7 @@ impl Programs {
 /// A JSON value without quotes around strings, on one line. (Names of processes, files and functions are whoever's choice: none of
 /// it may tell the terminal what to do.)
 fn text(value: &Value) -> String {
-    let line = |text: &str| text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
-    value.as_str().map_or_else(|| value.to_string(), line)
+    value.as_str().map_or_else(|| value.to_string(), |text| text.replace(is_unseen, "?"))
 }
 
 /// `ring3 status --trace`: like reading the kernel's `trace_pipe`.

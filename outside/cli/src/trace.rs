@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 pub(crate) struct Trace {
     #[command(flatten)]
     what: What,
-    /// Write to this file instead of standard error
+    /// Write to this file instead of standard error; `-` is standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Show how long each call took, in seconds
@@ -61,12 +61,21 @@ pub(crate) fn run(wanted: &Trace) -> Result<ExitCode, Failure> {
         Err(code) => return Ok(code),
     };
     let mut tracing = Tracing::new(wanted, begun, out);
-    tracing.run()?;
-    Ok(tracing.begun.exit_code())
+    let result = tracing.run();
+    let begun = tracing.begun;
+    if let Err(error) = result {
+        let is_over =
+            if begun.program().is_some() { "tracing has ended, the program runs on" } else { "tracing has ended" };
+        say!("ring3: cannot write {}: {error}; {is_over}", name_of_output(wanted));
+        begun.give_up();
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(begun.exit_code())
 }
 
 fn open_output(wanted: &Trace) -> Result<Box<dyn Write>, String> {
     Ok(match &wanted.output {
+        Some(path) if path == Path::new("-") => Box::new(BufWriter::with_capacity(1 << 16, std::io::stdout())),
         Some(path) => {
             let file = File::create(path).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
             Box::new(BufWriter::with_capacity(1 << 20, file))
@@ -75,14 +84,23 @@ fn open_output(wanted: &Trace) -> Result<Box<dyn Write>, String> {
     })
 }
 
+/// Where the lines go, for messages.
+fn name_of_output(wanted: &Trace) -> String {
+    match &wanted.output {
+        Some(path) if path == Path::new("-") => "to standard output".to_owned(),
+        Some(path) => path.display().to_string(),
+        None => "to standard error".to_owned(),
+    }
+}
+
 /// What is traced, and what became of it.
 struct Tracing<'a> {
     wanted: &'a Trace,
     begun: Begun,
     out: Box<dyn Write>,
     summary: Summary,
-    /// The one thread that has been seen; `Some(None)`: there are several, and lines say which.
-    thread: Option<Option<u32>>,
+    /// Only the program's first thread has been seen, which is this one; else lines say which.
+    thread: Option<u32>,
     /// `CLOCK_REALTIME` minus `CLOCK_MONOTONIC`, ns.
     clock_offset_ns: u64,
     shown: Instant,
@@ -91,47 +109,44 @@ struct Tracing<'a> {
 impl<'a> Tracing<'a> {
     fn new(wanted: &'a Trace, begun: Begun, out: Box<dyn Write>) -> Tracing<'a> {
         // (Lines of a file can be told apart by their threads, as those of `strace -f -o`.)
-        let several = wanted.what.is_of_running() || wanted.output.is_some();
+        let thread = begun.program().filter(|_| wanted.output.is_none());
         Tracing {
             wanted,
             begun,
             out,
             summary: Summary::default(),
-            thread: several.then_some(None),
+            thread,
             clock_offset_ns: clock_offset_ns(),
             shown: Instant::now(),
         }
     }
 
     /// Shows what is recorded until the end, and the rest of it.
-    fn run(&mut self) -> Result<(), String> {
+    fn run(&mut self) -> std::io::Result<()> {
         let mut sleep = SLEEP;
         loop {
             // (What was recorded before the end is in the buffer at the end.)
             let is_end = self.begun.has_ended();
-            let count = self.read().map_err(|error| self.cannot_write(&error))?;
+            let count = self.read()?;
             if is_end && count == 0 {
                 break;
             }
-            if self.wanted.top && self.shown.elapsed() >= REFRESH {
-                self.refresh();
+            if self.wanted.counts_only() && self.shown.elapsed() >= REFRESH {
+                match self.wanted.top {
+                    true => self.refresh(),
+                    // (The counts end with the server.)
+                    false => drop(self.look()),
+                }
             }
             if count == 0 {
-                self.out.flush().map_err(|error| self.cannot_write(&error))?;
+                self.out.flush()?;
                 std::thread::sleep(sleep);
                 sleep = (sleep * 2).min(SLEEP_MAX);
             } else {
                 sleep = SLEEP;
             }
         }
-        self.finish().map_err(|error| self.cannot_write(&error))
-    }
-
-    fn cannot_write(&self, error: &std::io::Error) -> String {
-        match &self.wanted.output {
-            Some(path) => format!("cannot write {}: {error}", path.display()),
-            None => format!("cannot write: {error}"),
-        }
+        self.finish()
     }
 
     fn read(&mut self) -> std::io::Result<usize> {
@@ -147,12 +162,10 @@ impl<'a> Tracing<'a> {
                 return;
             }
             let tid = record.header.tid;
-            if thread.get_or_insert(Some(tid)).is_some_and(|only| only != tid) {
-                *thread = Some(None);
-            }
+            thread.take_if(|only| *only != tid);
             record.header.time_ns = record.header.time_ns.wrapping_add(*clock_offset_ns);
             let text = Text {
-                thread: *thread == Some(None),
+                thread: thread.is_none(),
                 comm: wanted.what.all,
                 time: wanted.time,
                 duration: wanted.duration,
@@ -163,24 +176,27 @@ impl<'a> Tracing<'a> {
     }
 
     fn refresh(&mut self) {
-        self.look();
+        let _ = self.look();
         const CLEAR: &str = "\x1b[H\x1b[J";
         let clear = if std::io::stderr().is_terminal() { CLEAR } else { "" };
         let _ = write!(self.out, "{clear}{}", self.summary.table()).and_then(|()| self.out.flush());
         self.shown = Instant::now();
     }
 
-    /// Takes the counts over, if it is the programs that count.
-    fn look(&mut self) {
-        if self.wanted.counts_only()
-            && let Ok(counts) = self.begun.session.counts()
-        {
-            self.summary = counts;
+    /// Takes the counts over, if it is the programs that count; those of the last look stay if nobody has them any more.
+    fn look(&mut self) -> std::io::Result<()> {
+        if self.wanted.counts_only() {
+            self.summary = self.begun.session.counts()?;
+            self.shown = Instant::now();
         }
+        Ok(())
     }
 
     fn finish(&mut self) -> std::io::Result<()> {
-        self.look();
+        if self.look().is_err() {
+            let since = self.shown.elapsed().as_secs_f64();
+            say!("ring3: the counts ended with the server: the table has those of {since:.1} s before");
+        }
         if self.wanted.summary_only || self.wanted.summary || self.wanted.top {
             write!(self.out, "{}", self.summary.table())?;
         }

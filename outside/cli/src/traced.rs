@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::Args;
 use ring3_engine::Engine;
@@ -21,14 +22,15 @@ use ring3_trace::{Options, Plan, Session};
 use ring3_uapi::syscalls::{Syscall, TABLE};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::arguments::process_id;
 use crate::held::Held;
 use crate::{Failure, held, launch, process};
 
 /// Which events, and whose.
 #[derive(Debug, Args)]
 pub(crate) struct What {
-    /// Which events, separated by commas: system calls by name, groups of them as strace has them (%file, %desc, %network, %process, %memory,
-    /// %signal), `all`, or `!LIST` for all others; uprobe:FILE:FUNCTION, uretprobe:FILE:FUNCTION, usdt:FILE:PROVIDER:NAME;
+    /// Which events, separated by commas: system calls by name, groups of them as strace has them (%file, %desc, %process, %network or %net,
+    /// %signal, %memory, %ipc, %clock, %creds, %pure, %stat, %lstat, %fstat, %statfs, %fstatfs), `all`, or `!LIST` for all others; uprobe:FILE:FUNCTION, uretprobe:FILE:FUNCTION, usdt:FILE:PROVIDER:NAME;
     /// tracepoint:sched:sched_process_exit, the ends of threads
     #[arg(short, long = "events", value_name = "EVENTS", default_value = "all")]
     pub(crate) events: Vec<String>,
@@ -37,6 +39,7 @@ pub(crate) struct What {
     pub(crate) filter: Option<String>,
     /// Trace this process, its children and the programs that they execute
     #[arg(short, long, value_name = "PID", conflicts_with_all = ["command", "all"])]
+    #[arg(value_parser = process_id, allow_negative_numbers = true)]
     pub(crate) pid: Option<u32>,
     /// Trace all processes that you may trace
     #[arg(long, conflicts_with = "command")]
@@ -59,6 +62,9 @@ impl What {
         self.all || self.pid.is_some()
     }
 }
+
+/// So many names are shown in place of one that is unknown.
+const NAMES_MAX: usize = 5;
 
 /// The command line is wrong.
 pub(crate) fn wrong(why: impl Into<String>) -> Failure {
@@ -95,6 +101,11 @@ pub(crate) enum For {
 }
 
 impl Begun {
+    /// The process of the program, if this began it.
+    pub(crate) fn program(&self) -> Option<u32> {
+        self.child.as_ref().map(Held::id)
+    }
+
     /// Begins to trace. If the program could not be run it has said why, and this is its exit code.
     pub(crate) fn new(what: &What, of: For) -> Result<Result<Begun, ExitCode>, Failure> {
         if what.command.is_empty() && !what.is_of_running() {
@@ -209,11 +220,17 @@ impl Begun {
 
     /// Records no more, and waits for the traced program's end.
     pub(crate) fn give_up(self) {
-        let Begun { session, child, .. } = self;
+        const LOOK_EVERY: Duration = Duration::from_millis(20);
+        let Begun { session, child, stop, .. } = self;
         drop(session);
-        if let Some(child) = child {
-            child.wait();
+        let Some(child) = child else { return };
+        while child.status().is_none() {
+            if stop.swap(false, Ordering::Relaxed) {
+                child.terminate();
+            }
+            std::thread::sleep(LOOK_EVERY);
         }
+        child.wait();
     }
 
     /// Says on the terminal what was lost.
@@ -295,18 +312,34 @@ fn bytes_max(text: &str) -> Result<u32, String> {
 }
 
 fn no_such_call(name: &str) -> String {
-    if name.starts_with('%') {
-        let groups = ring3_recorder::groups::GROUPS.map(|group| format!("%{group}")).join(", ");
-        return format!("-e {name}: there is no such group; groups are {groups}");
-    }
-    let is_near = |call: &&Syscall| {
-        let shown = syscalls::shown_name(call);
-        name.len() > 2 && (shown.contains(name) || name.contains(shown))
+    let did_you_mean = |near: &[String]| match near {
+        [] => String::new(),
+        near => format!("; did you mean {}?", near.join(", ")),
     };
-    let mut near: Vec<&str> = TABLE.iter().filter(is_near).map(syscalls::shown_name).take(5).collect();
-    if near.is_empty() {
-        near.extend(ring3_eim::nearest(name, TABLE.iter().map(syscalls::shown_name)));
+    if name.starts_with('%') {
+        let groups = ring3_recorder::groups::GROUPS.map(|group| format!("%{group}"));
+        let near = ring3_eim::nearest(name, groups.iter().map(String::as_str)).map(str::to_owned);
+        let near = did_you_mean(&Vec::from_iter(near));
+        return format!("-e {name}: there is no such group{near}; groups are {}", groups.join(", "));
     }
-    let hint = if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(", ")) };
-    format!("-e {name}: there is no such system call{hint}")
+    if let Some((kind, rest)) = name.split_once(':') {
+        let near = ring3_eim::nearest(kind, probe::KINDS.into_iter()).filter(|near| *near != kind);
+        let near = did_you_mean(&Vec::from_iter(near.map(|near| format!("{near}:{rest}"))));
+        let kinds = probe::KINDS.join(", ");
+        return format!(
+            "-e {name}: there is no such event{near}; events beside system calls begin with {kinds}, or are {}",
+            ends::EVENT
+        );
+    }
+    let shown = || TABLE.iter().map(syscalls::shown_name);
+    let is_part = |known: &&str| name.len() > 2 && (known.contains(name) || name.contains(*known));
+    let mut near: Vec<&str> = ring3_eim::nearest(name, shown()).into_iter().collect();
+    for known in shown().filter(is_part).take(NAMES_MAX) {
+        if !near.contains(&known) {
+            near.push(known);
+        }
+    }
+    near.truncate(NAMES_MAX);
+    let near = did_you_mean(&near.into_iter().map(str::to_owned).collect::<Vec<_>>());
+    format!("-e {name}: there is no such system call{near}")
 }

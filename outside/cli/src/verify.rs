@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::Args;
 use ring3_btf::KERNEL_BTF;
 use ring3_judge::{Judge, PolicySet};
-use ring3_object::{Object, Program};
+use ring3_object::Program;
 use ring3_server::realm::possible_cpus;
 use ring3_uapi::bpf::prog_type;
 use ring3_verifier::{Policy, Report, Statistics, Verified, verify};
@@ -51,8 +51,7 @@ struct Judged {
 pub(crate) fn run(options: &VerifyOptions) -> Result<bool, String> {
     let bytes = input::read(&options.file)?;
     let kernel = input::kernel(options.btf.as_deref().unwrap_or(Path::new(KERNEL_BTF)))?;
-    let object = Object::load(&bytes, &kernel, &input::settings())
-        .map_err(|error| format!("{}: {error}", options.file.display()))?;
+    let object = input::object(&options.file, &bytes, &kernel)?;
     if let Some(name) = &options.program
         && !object.programs.iter().any(|program| program.name == *name)
     {

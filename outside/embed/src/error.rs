@@ -54,6 +54,7 @@ impl fmt::Display for Error {
         match self {
             Error::Machine(error) => error.fmt(f),
             Error::Object(ring3_object::Error::Missing(what)) => write!(f, "the application has no {what}"),
+            Error::Object(ring3_object::Error::NoSymbol(name)) => write!(f, "the application has no symbol {name}"),
             Error::Object(error) => error.fmt(f),
             Error::Instructions(why) | Error::Settings(why) | Error::Budget(why) => f.write_str(why),
             Error::Refused { program, message, insn, .. } => {

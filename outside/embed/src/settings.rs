@@ -22,51 +22,26 @@ pub enum Engine {
     Interpreter,
 }
 
-/// Helpers that programs may call unless more are allowed: those that touch nothing but maps, clocks and the program's own memory.
+/// Helpers that programs may call unless more are allowed, beside [`helper::SELF_CONTAINED`].
 const HELPERS: &[u32] = &[
-    helper::MAP_LOOKUP_ELEM,
-    helper::MAP_UPDATE_ELEM,
-    helper::MAP_DELETE_ELEM,
-    helper::MAP_PUSH_ELEM,
-    helper::MAP_POP_ELEM,
-    helper::MAP_PEEK_ELEM,
-    helper::MAP_LOOKUP_PERCPU_ELEM,
-    helper::FOR_EACH_MAP_ELEM,
     helper::MAP_SUM_ELEM_COUNT,
-    helper::LOOP,
     helper::ITER_NUM_NEW,
     helper::ITER_NUM_NEXT,
     helper::ITER_NUM_DESTROY,
-    helper::KTIME_GET_NS,
-    helper::KTIME_GET_BOOT_NS,
-    helper::KTIME_GET_COARSE_NS,
-    helper::KTIME_GET_TAI_NS,
-    helper::GET_PRANDOM_U32,
-    helper::GET_SMP_PROCESSOR_ID,
-    helper::GET_NUMA_NODE_ID,
     helper::GET_CURRENT_PID_TGID,
     helper::GET_CURRENT_UID_GID,
     helper::GET_CURRENT_COMM,
-    helper::GET_ATTACH_COOKIE,
-    helper::STRNCMP,
-    helper::STRTOL,
-    helper::STRTOUL,
-    helper::RINGBUF_OUTPUT,
-    helper::RINGBUF_RESERVE,
-    helper::RINGBUF_SUBMIT,
-    helper::RINGBUF_DISCARD,
-    helper::RINGBUF_QUERY,
-    helper::RINGBUF_RESERVE_DYNPTR,
-    helper::RINGBUF_SUBMIT_DYNPTR,
-    helper::RINGBUF_DISCARD_DYNPTR,
-    helper::USER_RINGBUF_DRAIN,
-    helper::DYNPTR_FROM_MEM,
-    helper::DYNPTR_READ,
-    helper::DYNPTR_WRITE,
-    helper::DYNPTR_DATA,
 ];
 /// Helpers that cannot be allowed: nothing here has what they need.
-const NEVER: &[u32] = &[helper::TAIL_CALL, helper::OVERRIDE_RETURN, helper::PERF_EVENT_OUTPUT, helper::GET_FUNC_IP];
+const NEVER: &[u32] = &[
+    helper::TAIL_CALL,
+    helper::OVERRIDE_RETURN,
+    helper::PERF_EVENT_OUTPUT,
+    helper::GET_FUNC_IP,
+    helper::GET_FUNC_ARG,
+    helper::GET_FUNC_RET,
+    helper::GET_FUNC_ARG_CNT,
+];
 
 /// What a program may do, and how it runs.
 #[derive(Clone, Debug)]
@@ -85,7 +60,7 @@ pub struct Settings {
 impl Settings {
     /// Compiled programs with this context, without a budget, that may call helpers which touch nothing of the process.
     pub fn new(context: Context) -> Settings {
-        let helpers = HELPERS.iter().copied().collect();
+        let helpers = helper::SELF_CONTAINED.iter().chain(HELPERS).copied().collect();
         Settings {
             context,
             engine: Engine::Jit,

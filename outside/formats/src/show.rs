@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use ring3_event::{Field, Kind, Show, State, Value};
+use ring3_event::{Field, Kind, Show, State, Value, is_unseen};
 use ring3_uapi::errno::Errno;
 
 /// The last error's number (kernel: `MAX_ERRNO`).
@@ -49,7 +49,7 @@ pub(crate) fn word(text: &mut String, field: &Field, value: Value<'_>) {
     };
 }
 
-/// Text with what is not UTF-8, and control characters, as `\xNN`. In bytes (`ascii`), that is everything else than ASCII, and
+/// Text with what is not UTF-8, and letters that are not seen, as `\xNN`. In bytes (`ascii`), that is everything else than ASCII, and
 /// `\` becomes `\\`.
 pub(crate) fn escape(bytes: &[u8], ascii: bool) -> String {
     let mut text = String::with_capacity(bytes.len());
@@ -57,7 +57,7 @@ pub(crate) fn escape(bytes: &[u8], ascii: bool) -> String {
         for letter in chunk.valid().chars() {
             match letter {
                 '\\' if ascii => text += "\\\\",
-                letter if letter.is_control() || ascii && !letter.is_ascii() => {
+                letter if is_unseen(letter) || ascii && !letter.is_ascii() => {
                     for byte in letter.encode_utf8(&mut [0; 4]).bytes() {
                         _ = write!(text, "\\x{byte:02x}");
                     }
@@ -89,5 +89,15 @@ pub(crate) fn stack(fields: &[Field], values: &[Value<'_>]) -> Option<Vec<u64>> 
             Some(bytes.as_chunks::<8>().0.iter().map(|address| u64::from_le_bytes(*address)).collect())
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::escape;
+
+    #[test]
+    fn letters_that_change_how_a_line_is_shown_are_escaped() {
+        assert_eq!(escape("a\u{202e}gnp.\u{1b}[2Jé".as_bytes(), false), "a\\xe2\\x80\\xaegnp.\\x1b[2Jé");
     }
 }

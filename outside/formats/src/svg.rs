@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use ring3_event::is_unseen;
+
 /// A picture in the making.
 pub(crate) struct Svg {
     width: u32,
@@ -56,7 +58,7 @@ fn escape(text: &str) -> String {
             '>' => escaped += "&gt;",
             '&' => escaped += "&amp;",
             '"' => escaped += "&quot;",
-            letter if letter.is_control() || matches!(letter, '\u{fffe}' | '\u{ffff}') => escaped.push('\u{fffd}'),
+            letter if is_unseen(letter) || matches!(letter, '\u{fffe}' | '\u{ffff}') => escaped.push('\u{fffd}'),
             letter => escaped.push(letter),
         }
     }

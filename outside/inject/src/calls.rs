@@ -506,6 +506,25 @@ impl Stopped {
                 return Ok(());
             }
         }
+        self.lay_rescue_frame_in_page()
+    }
+
+    /// Before memory goes in which the rescue frame may lie: a frame there moves to a page, or if that is forbidden there is none.
+    pub(crate) fn move_rescue_frame_out_of(&mut self, range: &Range<u64>) -> Result<(), Error> {
+        self.borrow_thread()?;
+        let Some(Borrowed { rescue_frame: Some(place), channel: None, .. }) = &self.borrowed else { return Ok(()) };
+        let old = *place;
+        if old.mapped || old.address >= range.end || range.start >= old.address + old.bytes as u64 {
+            return Ok(());
+        }
+        let moved = self.lay_rescue_frame_in_page();
+        if let Some(borrowed) = &mut self.borrowed {
+            borrowed.rescue_frame.take_if(|place| !place.mapped);
+        }
+        moved
+    }
+
+    fn lay_rescue_frame_in_page(&mut self) -> Result<(), Error> {
         let protection = libc::PROT_READ | libc::PROT_EXEC;
         let page = Call::mmap(0, rescue_frame::PAGE_BYTES as u64, protection, PRIVATE_ANONYMOUS, None);
         match self.borrowed_call(page) {

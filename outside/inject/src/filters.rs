@@ -11,7 +11,7 @@ use ring3_uapi::pidfd::PIDFD_GET_INFO;
 use ring3_uapi::seccomp::{FilterInsn, FilteredCall, allows, judges_places};
 
 use crate::Error;
-use crate::process::{Statuses, ancestors, proc_file, started, status_field, threads};
+use crate::process::{Statuses, ancestors, children, proc_file, started, status_field, threads};
 use crate::proxy;
 use crate::raw_ptrace::{self as ptrace, Tid};
 use crate::stopped::Stopped;
@@ -116,29 +116,47 @@ fn agent_calls() -> impl Iterator<Item = FilteredCall> {
 /// lets such a call pass. Who serves the loader may wait for what needs the mapping.
 pub const UNCAUGHT_MAPPING: i32 = libc::MAP_DENYWRITE;
 
-/// Processes whose only filter is that of ring3's loaders, and when they began.
-static OF_LOADERS: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
+/// What is known of a process that is a loader or descends from one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Descent {
+    began: u64,
+    /// It has the filter of ring3's loaders, and so have all that descend from it.
+    has_filter: bool,
+}
+
+/// Loaders, what descends from them, and their children that were there before the filter.
+static OF_LOADERS: Mutex<BTreeMap<u32, Descent>> = Mutex::new(BTreeMap::new());
 
 /// A process installed the filter of ring3's loaders, which catches no call that is made in it for us. If a process has one filter and
-/// descends from this one, it has the same. (Who may not read filters learns it so.)
+/// descends from this one, it has the same, unless it descends from a child that has none now. (Who may not read filters learns it
+/// so.)
 pub fn note_loader(pid: u32) {
     const ENOUGH_TO_TIDY: usize = 1024;
     let Some(began) = started(pid) else { return };
     let mut known = OF_LOADERS.lock().expect("no panic under this lock");
     if known.len() >= ENOUGH_TO_TIDY {
-        known.retain(|pid, began| started(*pid) == Some(*began));
+        known.retain(|pid, descent| started(*pid) == Some(descent.began));
     }
-    known.insert(pid, began);
+    known.insert(pid, Descent { began, has_filter: true });
+    let without = children(pid).into_iter().filter(|child| {
+        let status = proc_file(*child, "status").unwrap_or_default();
+        status_field(&status, "Seccomp") == Some("0")
+    });
+    for child in without {
+        if let Some(began) = started(child) {
+            known.insert(child, Descent { began, has_filter: false });
+        }
+    }
 }
 
-/// Whether a process is a loader or descends from one. It stays so when its parents end.
+/// Whether a process is a loader or descends from one that had installed the filter. It stays so when its parents end.
 pub(crate) fn is_of_loader(pid: u32) -> bool {
     let mut known = OF_LOADERS.lock().expect("no panic under this lock");
     let mut descendants = vec![];
     for (at, began) in ancestors(pid) {
-        if known.get(&at) == Some(&began) {
-            known.extend(descendants);
-            return true;
+        if let Some(descent) = known.get(&at).copied().filter(|descent| descent.began == began) {
+            known.extend(descendants.into_iter().map(|(pid, began)| (pid, Descent { began, ..descent })));
+            return descent.has_filter;
         }
         descendants.push((at, began));
     }

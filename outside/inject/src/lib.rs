@@ -27,8 +27,8 @@ pub use filters::{Filters, UNCAUGHT_MAPPING, note_loader};
 pub use keys::{ProtectionKey, has_protection_keys};
 pub use memory::Memory;
 pub use process::{
-    Mapping, Pid, ProcessInfo, Stat, ancestors, inspect, mappings, mappings_in, proc_file, started, status_field,
-    threads,
+    Mapping, Pid, ProcessInfo, Stat, ancestors, children, inspect, mappings, mappings_in, proc_file, started,
+    status_field, threads,
 };
 pub use proxy::{forget_proxy, is_traced_through, tell_end, trace_through, traced_through};
 pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};

@@ -19,6 +19,8 @@ pub struct ProcessInfo {
     pub comm: String,
     /// Its process id in its own pid namespace.
     pub own_pid: u32,
+    /// In how many pid namespaces it can be seen from here.
+    pub levels: u32,
     /// Effective user id.
     pub uid: u32,
     /// Calls of some of its threads are filtered (seccomp).
@@ -116,6 +118,7 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
     Ok(ProcessInfo {
         comm: field("Name").to_owned(),
         own_pid: field("NSpid").split_whitespace().last().and_then(|n| n.parse().ok()).unwrap_or(pid),
+        levels: field("NSpid").split_whitespace().count() as u32,
         uid: field("Uid").split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0),
         seccomp,
     })
@@ -165,6 +168,13 @@ impl Stat {
 /// [`Stat::started`] of a process.
 pub fn started(pid: u32) -> Option<u64> {
     Stat::of(pid)?.started()
+}
+
+/// The children of all threads of a process, as far as the kernel tells them (proc(5), `/proc/PID/task/TID/children`).
+pub fn children(pid: u32) -> Vec<u32> {
+    let lists = threads(pid).unwrap_or_default().into_iter();
+    let lists: Vec<String> = lists.filter_map(|tid| proc_file(pid, &format!("task/{tid}/children")).ok()).collect();
+    lists.iter().flat_map(|list| list.split_whitespace()).filter_map(|child| child.parse().ok()).collect()
 }
 
 /// A process, its parent and so on, 64 of them at most: their ids, and when they began.

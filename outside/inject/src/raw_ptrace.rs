@@ -32,10 +32,9 @@ pub(crate) enum Wait {
     Event(i32),
 }
 
-/// Polls a wait this often without sleeping before it sleeps between polls.
-const SPINS: u32 = 100;
-/// As often as that where others need our CPU.
-const SPINS_BRIEF: u32 = 5;
+/// Polls a wait this often without sleeping before it sleeps. (Threads that are waited for may run on our own CPU: they get it from who
+/// sleeps only.)
+const SPINS: u32 = 5;
 /// Between two waits by proxy.
 const PROXY_PAUSE: Duration = Duration::from_micros(200);
 /// A proxy that does not answer is asked again after this time.
@@ -337,11 +336,6 @@ pub(crate) struct Pause {
 }
 
 impl Pause {
-    /// For threads that may run on our own CPU: they get it from who sleeps only.
-    pub(crate) fn brief() -> Pause {
-        Pause { spins: SPINS - SPINS_BRIEF }
-    }
-
     /// Whether the clock may be asked meanwhile.
     pub(crate) fn is_long(&self) -> bool {
         self.spins >= SPINS

@@ -88,6 +88,7 @@ const NO_DATA: i32 = PRIVATE_ANONYMOUS | libc::MAP_GROWSDOWN | libc::MAP_FIXED;
 impl Stopped {
     /// `munmap` inside the process.
     pub fn unmap(&mut self, address: u64, bytes: u64) -> Result<(), Error> {
+        self.move_rescue_frame_out_of(&(address..address + bytes))?;
         self.make(Call::munmap(address, bytes)).map(drop)
     }
 }

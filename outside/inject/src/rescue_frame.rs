@@ -9,7 +9,7 @@
 //! The place is the unused end of the vDSO, which is executable, readable and in every process. If the vector registers do not
 //! fit there (AVX-512 in use, and not in a system call), or if there is no vDSO, it is in ring3's region, if the process has one;
 //! else it is a page that the first remote call maps: then a death within that call, or within the last one, which unmaps the
-//! page, is fatal to the process.
+//! page, is fatal to the process. When the region is unmapped, a frame in it moves to such a page before.
 
 use std::arch::x86_64::__cpuid_count;
 use std::sync::LazyLock;

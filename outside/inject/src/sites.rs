@@ -104,6 +104,15 @@ impl Stopped {
         results
     }
 
+    /// Whether all these bytes are there; `false` also if they cannot be read together.
+    pub fn has_all<'a>(&self, expected: impl Iterator<Item = (u64, &'a [u8])>) -> bool {
+        let expected: Vec<(u64, &[u8])> = expected.collect();
+        let mut found: Vec<Vec<u8>> = expected.iter().map(|(_, bytes)| vec![0; bytes.len()]).collect();
+        let places = expected.iter().map(|(address, _)| *address);
+        let are_read = ptrace::read_pieces(self.pid(), places.zip(found.iter_mut().map(|bytes| &mut bytes[..])));
+        are_read && expected.iter().zip(&found).all(|((_, expected), found)| found == expected)
+    }
+
     fn write_together(&mut self, changes: &[SiteChange<'_>]) -> Vec<Result<(), Error>> {
         Piece::of(changes).map_or(vec![], |piece| self.write_piece(changes, piece, false))
     }

@@ -251,7 +251,7 @@ impl Stopped {
             }
             // Who sleeps is woken by this, and may take the CPU from us while others are stopped: most often the first one.
             seized.iter().rev().for_each(|tid| drop(ptrace::interrupt(*tid)));
-            let mut pause = Pause::brief();
+            let mut pause = Pause::default();
             let mut stopped = Ok(());
             for tid in seized {
                 // (Whatever becomes of others: who was interrupted makes its call again.)
@@ -304,9 +304,7 @@ impl Stopped {
                 return Ok(if is_called { Announced::NotFollowed } else { Announced::NotCalled });
             }
             let mut signal = 0;
-            // (An `execve` takes some hundred microseconds.)
-            let mut pause = if is_called { Pause::brief() } else { Pause::default() };
-            match ptrace::wait(tid, slice_of(deadline), &mut pause) {
+            match ptrace::wait(tid, slice_of(deadline), &mut Pause::default()) {
                 Wait::Event(libc::PTRACE_EVENT_EXEC) => break,
                 Wait::Signal(arrived) => signal = arrived,
                 Wait::EventStop(libc::SIGTRAP) if following.in_call => {

@@ -86,6 +86,12 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// Nanoseconds from one of the kernel's ticks to the next: the resolution of coarse clocks (kernel/time/posix-timers.c).
+pub fn tick_ns() -> u32 {
+    let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
+    u32::try_from(tick.tv_nsec).unwrap_or(0)
+}
+
 /// What is told of a map, with where its parts lie.
 pub fn placed(geometry: &Geometry, told: MapShape) -> MapShape {
     let (header, hash) = (&geometry.header, &geometry.hash);

@@ -215,7 +215,7 @@ impl Region {
             maps_key: 0.into(),
             unwind: 0.into(),
             levels: 0,
-            reserved: 0,
+            tick_ns: crate::tick_ns(),
         };
         // SAFETY: the header is plain numbers, of which nobody else has a reference yet.
         let bytes =

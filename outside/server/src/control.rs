@@ -150,7 +150,18 @@ pub fn runtime_dir() -> Result<PathBuf, String> {
 
 /// The socket in the run-time directory.
 pub fn socket_path() -> Result<PathBuf, String> {
-    Ok(runtime_dir()?.join("server.sock"))
+    const NAME: &str = "server.sock";
+    /// `sizeof(sockaddr_un.sun_path)` without the zero byte and `/NAME`.
+    const DIRECTORY_BYTES_MAX: usize = 108 - 1 - "/".len() - NAME.len();
+    let directory = runtime_dir()?;
+    if directory.as_os_str().len() > DIRECTORY_BYTES_MAX {
+        return Err(format!(
+            "the name of the runtime directory {} is too long for a socket in it; set RING3_RUNTIME_DIR to a directory whose name has \
+             at most {DIRECTORY_BYTES_MAX} bytes",
+            directory.display()
+        ));
+    }
+    Ok(directory.join(NAME))
 }
 
 fn went_away(error: rustix::io::Errno) -> String {

@@ -50,6 +50,7 @@ struct Server {
 /// Runs the server until it is idle or told to stop, as the only thing that this process does (inherited
 /// descriptors are closed). `ready` is called when it can be reached. Errors are for people.
 pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
+    let idle = idle_seconds()?;
     crate::raw_process::close_inherited();
     crate::raw_process::lift_limits()?;
     let dir = runtime_dir()?;
@@ -82,7 +83,7 @@ pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
         wake: EventFd::new().map_err(|error| format!("eventfd: {error}"))?,
     });
     ready();
-    server.accept(&listener, &signals);
+    server.accept(&listener, &signals, idle);
     // No new request can come in between: clients that find no socket start a new server, which waits for the lock.
     let _ = std::fs::remove_file(&path);
     server.realm.shut_down();
@@ -101,9 +102,17 @@ fn name_of(directory: &Path) -> u32 {
     stat.0.rotate_left(40) as u32 ^ (stat.1 ^ stat.1 >> 32) as u32
 }
 
+/// How long the server waits for work before it ends, seconds.
+///
+/// # Errors
+/// `RING3_IDLE_SECONDS` is no number.
+fn idle_seconds() -> Result<u64, String> {
+    let Ok(text) = std::env::var("RING3_IDLE_SECONDS") else { return Ok(IDLE_SECONDS) };
+    text.parse().map_err(|_| format!("RING3_IDLE_SECONDS={text}: set it to a whole number of seconds"))
+}
+
 impl Server {
-    fn accept(self: &Arc<Server>, listener: &UnixListener, signals: &OwnedFd) {
-        let idle = std::env::var("RING3_IDLE_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(IDLE_SECONDS);
+    fn accept(self: &Arc<Server>, listener: &UnixListener, signals: &OwnedFd, idle: u64) {
         let mut busy_until = Instant::now();
         while !self.stopping.load(Ordering::Acquire) {
             let mut fds = [

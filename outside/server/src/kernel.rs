@@ -85,9 +85,34 @@ pub(crate) fn has_tracepoint(name: &str) -> bool {
     types.windows(wanted.len()).any(|bytes| bytes == wanted)
 }
 
+/// The name of one of the kernel's functions or raw tracepoints by its type; for messages, since its types are read anew.
+pub(crate) fn name_of_type(id: u32) -> String {
+    let types = std::fs::read(KERNEL_BTF).ok().and_then(|bytes| Btf::parse_any(bytes).ok());
+    let name = types.as_ref().and_then(|types| std::str::from_utf8(types.name_of(id)).ok()).unwrap_or_default();
+    match name.strip_prefix("btf_trace_").unwrap_or(name) {
+        "" => format!("of type {id}"),
+        name => name.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::calls_in;
+    use super::{calls_in, known, name_of_type};
+
+    #[test]
+    fn raw_tracepoints_and_functions_are_named_by_their_types() {
+        let (tracepoints, functions) = (&known().call_tracepoints, &known().call_functions);
+        for (id, name) in tracepoints {
+            assert_eq!(name_of_type(*id), *name);
+        }
+        for (id, name) in functions.iter().take(3) {
+            assert_eq!(name_of_type(*id), *name);
+        }
+        if functions.is_empty() {
+            println!("SKIPPED IN PART: the kernel has no types");
+        }
+        assert_eq!(name_of_type(u32::MAX), format!("of type {}", u32::MAX));
+    }
 
     #[test]
     fn calls_that_are_configured_away_are_none() {

@@ -87,6 +87,14 @@ pub(crate) fn take_short_slices() {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0) };
 }
 
+/// The soft and the hard limit of a process's address space, bytes; `None` also if this user may not set them.
+pub(crate) fn address_space_limits(pid: u32) -> Option<[u64; 2]> {
+    let mut limits = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: without new limits it only writes the old ones, for which there is room.
+    let told = unsafe { libc::prlimit64(pid as libc::pid_t, libc::RLIMIT_AS, std::ptr::null(), &raw mut limits) };
+    (told == 0).then_some([limits.rlim_cur, limits.rlim_max])
+}
+
 /// Whether two processes have the same memory, as a `vfork` child and its parent; `None` if the kernel does not say
 /// (`CONFIG_KCMP`) or one of them is gone.
 pub(crate) fn share_memory(one: u32, other: u32) -> Option<bool> {

@@ -49,6 +49,13 @@ pub(crate) struct Identity {
     is_dumpable: bool,
 }
 
+impl Identity {
+    /// The user who made it, as the server sees user namespaces; `None`: root.
+    pub(crate) fn user(&self) -> Option<u32> {
+        Some(self.uids[0]).filter(|user| *user != 0)
+    }
+}
+
 impl std::fmt::Display for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "user {}", self.uids[1])?;
@@ -321,6 +328,17 @@ fn namespaces_of(pid: u32) -> Vec<Namespace> {
         next = raw_process::namespace_parent(space.as_fd());
     }
     all
+}
+
+#[cfg(test)]
+impl Subject {
+    /// A process without capabilities, by the inode of its user namespace.
+    pub(crate) fn ordinary(user: u32, namespace: u64) -> Subject {
+        let none = Capabilities::default();
+        let credentials = Credentials { uids: [user; 4], gids: [user; 4], permitted: none, effective: none };
+        let namespaces = vec![Namespace { id: (4, namespace), owner: Some(user) }];
+        Subject { credentials, namespaces, is_dumpable: true }
+    }
 }
 
 #[cfg(test)]

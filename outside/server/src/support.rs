@@ -43,7 +43,7 @@ const COMMANDS: &[Row] = &[
     (
         cmd::LINK_CREATE,
         Partial(
-            "links to perf events of uprobes, of tracepoints and functions of system calls, and of software and hardware events; uprobe_multi links, no sessions",
+            "links to perf events of uprobes, of tracepoints and functions of system calls, and of software and hardware events; uprobe_multi links, no sessions; ring3's own links to many tracepoints",
         ),
     ),
     (cmd::LINK_DETACH, Full),
@@ -197,6 +197,8 @@ const HELPER_NOTES: &[(u32, &str)] = &[
         helper::GET_CURRENT_PID_TGID,
         "ids of the server's pid namespace; without an answer of the server, or for a while in a process that has just begun a namespace, of the process's own",
     ),
+    (helper::JIFFIES64, "ticks of CLOCK_MONOTONIC_COARSE; the kernel's own may be some behind"),
+    (helper::GET_FUNC_RET, "in fexit programs only; the kernel's says -EOPNOTSUPP in fentry programs"),
     (helper::GET_SMP_PROCESSOR_ID, "the CPU whose part of per-CPU maps the run uses"),
 ];
 

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use ring3_event::is_unseen;
 use ring3_layout::realm::{Realm, TRACE_ENTRIES, TRACE_TEXT_BYTES, TraceEntry};
 
 /// Lines that were read.
@@ -76,7 +77,7 @@ fn format_entry(entry: &TraceEntry, user: Option<&str>) -> String {
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         let text = String::from_utf8_lossy(&bytes[..end]);
         // (A line with a break in it would look like two.)
-        if user.is_some() { text.replace(|c: char| c.is_control(), "?") } else { text.into_owned() }
+        if user.is_some() { text.replace(is_unseen, "?") } else { text.into_owned() }
     };
     format!(
         "{:>16}-{:<7} [{:03}] {:>5}.{:06}{}: bpf_trace_printk: {}",

@@ -1,6 +1,9 @@
 //! The functions that strace calls instead of the C library's, and their state.
 //!
 //! The state belongs to the thread that loads the library: strace has no other. A process that strace forks makes its own calls as they are.
+//!
+//! They have their names in the library alone (feature `preload`). `ring3`, which has this crate, too, calls the C library's: there
+//! each of its looks at the clock would be a system call else.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_long, c_uint, c_void};
@@ -149,7 +152,7 @@ fn real_ptrace(request: c_uint, tid: c_int, address: usize, data: usize) -> c_lo
 }
 
 /// Instead of ptrace(2) of the C library.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "preload", unsafe(no_mangle))]
 pub extern "C" fn ptrace(request: c_uint, tid: c_int, address: *mut c_void, data: *mut c_void) -> c_long {
     let (address, data) = (address.addr(), data.addr());
     // (strace clears errno before a request, and looks at nothing else behind it. What is called here may change it.)
@@ -250,7 +253,7 @@ fn real_wait(pid: c_int, status: *mut c_int, options: c_int, usage: *mut libc::r
 ///
 /// # Safety
 /// `status` and `usage` are null or may be written.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "preload", unsafe(no_mangle))]
 pub unsafe extern "C" fn wait4(pid: c_int, status: *mut c_int, options: c_int, usage: *mut libc::rusage) -> c_int {
     let told = with(|shim| {
         let is_ours = if pid > 0 { shim.traces(pid) } else { pid == -1 && shim.has_tracees() };
@@ -329,7 +332,7 @@ fn reap(shim: &Shim) -> Option<Told> {
 ///
 /// # Safety
 /// `status` is null or may be written.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "preload", unsafe(no_mangle))]
 pub unsafe extern "C" fn waitpid(pid: c_int, status: *mut c_int, options: c_int) -> c_int {
     // SAFETY: as the caller says.
     unsafe { wait4(pid, status, options, std::ptr::null_mut()) }
@@ -339,7 +342,7 @@ pub unsafe extern "C" fn waitpid(pid: c_int, status: *mut c_int, options: c_int)
 ///
 /// # Safety
 /// As process_vm_readv(2).
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "preload", unsafe(no_mangle))]
 pub unsafe extern "C" fn process_vm_readv(
     tid: c_int,
     ours: *const libc::iovec,
@@ -373,7 +376,7 @@ pub unsafe extern "C" fn process_vm_readv(
 ///
 /// # Safety
 /// `at` may be written.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "preload", unsafe(no_mangle))]
 pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, at: *mut libc::timespec) -> c_int {
     let real = |clock| {
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -404,7 +407,7 @@ pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, at: *mut libc::ti
 ///
 /// # Safety
 /// `at` may be written.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "preload", unsafe(no_mangle))]
 pub unsafe extern "C" fn gettimeofday(at: *mut libc::timeval, _: *mut c_void) -> c_int {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes the structure.
@@ -414,4 +417,18 @@ pub unsafe extern "C" fn gettimeofday(at: *mut libc::timeval, _: *mut c_void) ->
         *at = libc::timeval { tv_sec: now.tv_sec, tv_usec: now.tv_nsec / 1000 };
     }
     result
+}
+
+#[cfg(all(test, not(feature = "preload")))]
+mod tests {
+    #[test]
+    fn only_the_preloaded_library_takes_the_place_of_functions_of_the_c_library() {
+        for (theirs, ours) in [
+            (libc::clock_gettime as *const (), super::clock_gettime as *const ()),
+            (libc::ptrace as *const (), super::ptrace as *const ()),
+            (libc::wait4 as *const (), super::wait4 as *const ()),
+        ] {
+            assert_ne!(theirs, ours);
+        }
+    }
 }

@@ -6,6 +6,7 @@
 //! Start reading at: `Plan::new`, then `Session::open`.
 #![forbid(unsafe_code)]
 
+mod calls;
 pub mod ends;
 pub mod probe;
 mod session;

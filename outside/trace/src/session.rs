@@ -76,31 +76,49 @@ pub struct Session {
     _links: Vec<OwnedFd>,
 }
 
-/// Where a program runs, by its index.
+/// A place of a file where a program runs.
 #[derive(Debug)]
 struct Attachment {
     program: usize,
-    at: Point,
-}
-
-#[derive(Debug)]
-enum Point {
-    /// Its category and its name.
-    Tracepoint(&'static str, String),
-    /// A place of a file.
-    Probe { path: PathBuf, place: ring3_bpf::Place, at_end: bool },
+    path: PathBuf,
+    place: ring3_bpf::Place,
+    at_end: bool,
 }
 
 impl Attachment {
     fn attach(&self, program: &OwnedFd) -> Result<OwnedFd, String> {
-        match &self.at {
-            Point::Tracepoint(category, event) => ring3_bpf::link_tracepoint(program, category, event, None)
-                .map_err(|error| format!("cannot attach to {category}:{event}: {error}; server.log says why")),
-            Point::Probe { path, place, at_end } => ring3_bpf::link_uprobes(program, path, &[*place], *at_end, 0)
-                .map_err(|error| {
-                    format!("cannot attach to {}+{:#x}: {error}; server.log says why", path.display(), place.offset)
-                }),
-        }
+        let Attachment { path, place, at_end, .. } = self;
+        ring3_bpf::link_uprobes(program, path, &[*place], *at_end, 0).map_err(|error| {
+            format!("cannot attach to {}+{:#x}: {error}; server.log says why", path.display(), place.offset)
+        })
+    }
+}
+
+/// The tracepoints of each program, by the program's index.
+#[derive(Debug, Default)]
+pub(crate) struct Tracepoints(BTreeMap<usize, Vec<String>>);
+
+impl Tracepoints {
+    /// A program runs at `category:name`.
+    pub(crate) fn add(&mut self, program: usize, tracepoint: String) {
+        self.0.entry(program).or_default().push(tracepoint);
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Attaches all programs.
+    pub(crate) fn attach(&self, loaded: &Loaded) -> Result<Vec<OwnedFd>, String> {
+        let link = |(program, names): (&usize, &Vec<String>)| {
+            let program = &loaded.programs[*program].1;
+            ring3_bpf::link_tracepoints(program, names.iter().map(String::as_str)).map_err(|error| {
+                let more = if names.len() > 1 { " and others" } else { "" };
+                format!("cannot attach to {}{more}: {error}; server.log says why", names[0])
+            })
+        };
+        self.0.iter().map(link).collect()
     }
 }
 
@@ -132,18 +150,15 @@ impl Programs {
         recipe: &Recipe,
         filter: Option<&Typed>,
         output: &Output,
-    ) -> Result<Vec<Attachment>, String> {
+        tracepoints: &mut Tracepoints,
+    ) -> Result<(), String> {
         let name = &recipe.of.name;
-        let mut attachments = vec![];
-        let mut attach = |program, when: &str| {
-            attachments
-                .push(Attachment { program, at: Point::Tracepoint("syscalls", format!("sys_{when}_{}", call.name)) });
-        };
+        let mut attach = |program, when: &str| tracepoints.add(program, format!("syscalls:sys_{when}_{}", call.name));
         attach(self.add(&format!("enter_{name}"), TRACEPOINT, &program::entry(recipe, filter, output))?, "enter");
         if recipe.of.fields.iter().any(|field| field.phase == Phase::Exit) {
             attach(self.add(&format!("exit_{name}"), TRACEPOINT, &program::exit(recipe, filter, output))?, "exit");
         }
-        Ok(attachments)
+        Ok(())
     }
 }
 
@@ -152,6 +167,7 @@ impl Programs {
 pub struct Plan {
     types: BTreeMap<u32, EventType>,
     object: Object,
+    tracepoints: Tracepoints,
     attachments: Vec<Attachment>,
     buffer_bytes: u32,
 }
@@ -170,7 +186,7 @@ impl Plan {
         if options.output != Output::Records {
             (recipes, filters) = what_counts(&recipes, &filters, options.filter.as_ref())?;
         }
-        let (mut programs, mut attachments) = (Programs::default(), vec![]);
+        let (mut programs, mut tracepoints, mut attachments) = (Programs::default(), Tracepoints::default(), vec![]);
         for (index, (recipe, filter)) in recipes.iter().zip(&filters).enumerate() {
             // (What is never recorded is not probed.)
             if filter.as_ref().and_then(Typed::constant) == Some(false) {
@@ -178,18 +194,18 @@ impl Plan {
             }
             let filter = filter.as_ref();
             if let Some(call) = options.calls.get(index) {
-                attachments.extend(programs.of_call(call, recipe, filter, &options.output)?);
+                programs.of_call(call, recipe, filter, &options.output, &mut tracepoints)?;
                 continue;
             }
-            let (kind, at) = match options.probes.get(index - options.calls.len()) {
-                Some(probe) => {
-                    let place = ring3_bpf::Place { offset: probe.offset, counter: probe.counter, cookie: 0 };
-                    (PROBE, Point::Probe { path: probe.path.clone(), place, at_end: probe.at_end })
-                }
-                None => (TRACEPOINT, Point::Tracepoint(ends::CATEGORY, ends::NAME.to_owned())),
-            };
+            let probe = options.probes.get(index - options.calls.len());
+            let kind = if probe.is_some() { PROBE } else { TRACEPOINT };
             let program = programs.add(&recipe.of.name, kind, &program::once(recipe, filter, &options.output))?;
-            attachments.push(Attachment { program, at });
+            let Some(probe) = probe else {
+                tracepoints.add(program, format!("{}:{}", ends::CATEGORY, ends::NAME));
+                continue;
+            };
+            let place = ring3_bpf::Place { offset: probe.offset, counter: probe.counter, cookie: 0 };
+            attachments.push(Attachment { program, path: probe.path.clone(), place, at_end: probe.at_end });
         }
         let slot_bytes = recipes.iter().map(|recipe| program::slot_bytes(&recipe.of)).max().unwrap_or(8);
         let counts = recipes.iter().map(|recipe| count::index(recipe.of.id) + 1).max().unwrap_or(1);
@@ -197,7 +213,7 @@ impl Plan {
         let maps = maps(slot_bytes, options.buffer_bytes, counts);
         let object = Object { license: "GPL".to_owned(), maps, programs: programs.made, btf: None };
         let types = recipes.into_iter().map(|recipe| (recipe.of.id, recipe.of)).collect();
-        Ok(Plan { types, object, attachments, buffer_bytes: options.buffer_bytes })
+        Ok(Plan { types, object, tracepoints, attachments, buffer_bytes: options.buffer_bytes })
     }
 
     /// Its maps and programs.
@@ -216,12 +232,11 @@ impl Session {
         let loaded = Loaded::load(&plan.object).map_err(|error| why_not_loaded(&error))?;
         let ring = RingBuffer::map(&loaded.maps[program::map::RECORDS], plan.buffer_bytes as usize)
             .map_err(|error| format!("cannot map the ring buffer: {error}"))?;
-        let (mut links, mut refused) = (vec![], vec![]);
+        let (mut links, mut refused) = (plan.tracepoints.attach(&loaded)?, vec![]);
         for of in &plan.attachments {
-            match (of.attach(&loaded.programs[of.program].1), &of.at) {
-                (Ok(link), _) => links.push(link),
-                (Err(why), Point::Probe { .. }) => refused.push(why),
-                (Err(why), Point::Tracepoint(..)) => return Err(why),
+            match of.attach(&loaded.programs[of.program].1) {
+                Ok(link) => links.push(link),
+                Err(why) => refused.push(why),
             }
         }
         if links.is_empty() && !refused.is_empty() {

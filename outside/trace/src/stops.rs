@@ -11,7 +11,7 @@ use ring3_recorder::stops::{self, SLOT_BYTES, Wanted, map};
 use ring3_uapi::bpf::{map_type, prog_type};
 use ring3_uapi::syscalls;
 
-use crate::session::why_not_loaded;
+use crate::session::{Tracepoints, why_not_loaded};
 
 /// Threads whose arguments are remembered while they are in a call: of more, the oldest ones are forgotten, and their calls' ends
 /// WAIT.
@@ -37,20 +37,13 @@ pub struct StopsSession {
     _links: Vec<OwnedFd>,
 }
 
-/// What a session loads, and where it attaches it, by the index of the program.
+/// What a session loads, and where it attaches it.
 #[derive(Debug)]
 pub struct StopsPlan {
     object: Object,
-    attachments: Vec<(usize, At)>,
-}
-
-/// Where a program is attached.
-#[derive(Debug)]
-enum At {
-    /// A tracepoint: its category, and its name.
-    Tracepoint(&'static str, String),
-    /// A function of the kernel.
-    Function(String),
+    tracepoints: Tracepoints,
+    /// Functions of the kernel, each with the index of its program.
+    functions: Vec<(usize, String)>,
 }
 
 impl StopsPlan {
@@ -63,7 +56,8 @@ impl StopsPlan {
         let mut numbers = options.numbers.clone();
         numbers.sort_unstable();
         numbers.dedup();
-        let (mut programs, mut known, mut attachments) = (vec![], BTreeMap::new(), vec![]);
+        let (mut programs, mut known) = (vec![], BTreeMap::new());
+        let (mut tracepoints, mut functions) = (Tracepoints::default(), vec![]);
         for call in numbers.iter().filter_map(|number| syscalls::by_number(*number)) {
             let mut attach = |when: &str, text: String, function: Option<String>| {
                 let insns = ring3_isa::assemble(&text).map_err(|error| format!("{}: {error}\n{text}", call.name))?;
@@ -72,9 +66,10 @@ impl StopsPlan {
                     programs.push(Program::new(format!("{when}_{}", call.name), kind, insns));
                     programs.len() - 1
                 });
-                let at = function
-                    .map_or_else(|| At::Tracepoint("syscalls", format!("sys_{when}_{}", call.name)), At::Function);
-                attachments.push((index, at));
+                match function {
+                    Some(function) => functions.push((index, function)),
+                    None => tracepoints.add(index, format!("syscalls:sys_{when}_{}", call.name)),
+                }
                 Ok::<(), String>(())
             };
             attach("enter", stops::entry(call, wanted), stops::function(call))?;
@@ -82,17 +77,17 @@ impl StopsPlan {
                 attach("exit", stops::exit(call, wanted), None)?;
             }
         }
-        if attachments.is_empty() {
+        if tracepoints.is_empty() && functions.is_empty() {
             return Err("none of the system calls has a tracepoint".to_owned());
         }
         for (when, text) in ["enter", "exit"].into_iter().zip(stops::unnamed()) {
             let insns =
                 ring3_isa::assemble(&text).map_err(|error| format!("calls without names: {error}\n{text}"))?;
-            attachments.push((programs.len(), At::Tracepoint("raw_syscalls", format!("sys_{when}_unnamed"))));
+            tracepoints.add(programs.len(), format!("raw_syscalls:sys_{when}_unnamed"));
             programs.push(Program::new(format!("{when}_unnamed"), prog_type::TRACEPOINT, insns));
         }
         let object = Object { license: "GPL".to_owned(), maps: maps(options.ring_bytes), programs, btf: None };
-        Ok(StopsPlan { object, attachments })
+        Ok(StopsPlan { object, tracepoints, functions })
     }
 
     /// Its maps and programs.
@@ -109,17 +104,11 @@ impl StopsSession {
     pub fn open(options: &StopsOptions) -> Result<StopsSession, String> {
         let plan = StopsPlan::new(options)?;
         let loaded = Loaded::load(&plan.object).map_err(|error| why_not_loaded(&error))?;
-        let attach = |(index, at): &(usize, At)| {
-            let program: &OwnedFd = &loaded.programs[*index].1;
-            let (place, link) = match at {
-                At::Tracepoint(category, event) => {
-                    (event, ring3_bpf::link_tracepoint(program, category, event, None))
-                }
-                At::Function(name) => (name, ring3_bpf::link_function(program, name)),
-            };
-            link.map_err(|error| format!("cannot attach to {place}: {error}; server.log says why"))
-        };
-        let links = plan.attachments.iter().map(attach).collect::<Result<_, String>>()?;
+        let mut links = plan.tracepoints.attach(&loaded)?;
+        for (index, name) in &plan.functions {
+            let link = ring3_bpf::link_function(&loaded.programs[*index].1, name);
+            links.push(link.map_err(|error| format!("cannot attach to {name}: {error}; server.log says why"))?);
+        }
         Ok(StopsSession { loaded, _links: links })
     }
 

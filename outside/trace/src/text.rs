@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use ring3_event::{Kind, Record, Show, State, Value};
+use ring3_event::{Decoded, Form, Kind, Record, Show, State, Value};
 use ring3_recorder::ends;
-use ring3_recorder::syscalls::{DURATION, PROVIDER, RESULT};
+use ring3_recorder::syscalls::{DURATION, PROVIDER};
 use ring3_uapi::errno::Errno;
 
+use crate::calls;
 use crate::session::is_end;
 
 /// How lines look.
@@ -50,33 +51,19 @@ impl Text {
             line.push_str(&record.of.full_name());
         }
         line.push('(');
-        let arguments = record.of.fields.iter().zip(&record.values);
-        let arguments = arguments.filter(|(field, _)| ![RESULT, DURATION].contains(&&*field.name));
-        let arguments = arguments.filter(|(field, _)| field.name != "mode" || !is_without_mode(record));
-        for (index, (field, value)) in arguments.enumerate() {
-            if index > 0 {
-                line.push_str(", ");
-            }
-            if !is_call {
+        if is_call {
+            calls::arguments(&mut line, record);
+        } else {
+            for (index, (field, value)) in record.of.fields.iter().zip(&record.values).enumerate() {
+                line.push_str(if index > 0 { ", " } else { "" });
                 let _ = write!(line, "{}=", field.name);
+                self::value(&mut line, &field.kind, *value);
             }
-            let value = match value {
-                // (The zero byte at the end of the path is part of what `getcwd` returns.)
-                Value::Bytes(state, [path @ .., 0]) if record.of.name == "getcwd" => Value::Bytes(*state, path),
-                value => *value,
-            };
-            self::value(&mut line, &field.kind, value);
         }
         line.push(')');
         if is_call {
             let _ = write!(line, "{:width$} = ", "", width = RESULT_COLUMN.saturating_sub(line.len() - begin));
-            match record.value(RESULT) {
-                Some(Value::Int(mask)) if record.of.name == "umask" => {
-                    let _ = write!(line, "0{mask:o}");
-                }
-                Some(Value::Int(result)) => self::result(&mut line, result as i64, is_address(&record.of.name)),
-                _ => line.push('?'),
-            }
+            calls::result(&mut line, record);
         }
         if let (true, Some(Value::Int(ns))) = (self.duration, record.value(DURATION)) {
             let _ = write!(line, " <{}.{:09}>", ns / 1_000_000_000, ns % 1_000_000_000);
@@ -103,20 +90,8 @@ fn end(record: &Record<'_>) -> String {
     }
 }
 
-/// Whether a call opens a file and makes none, so that what it has for a mode means nothing.
-fn is_without_mode(record: &Record<'_>) -> bool {
-    const MAKES_FILE: i128 = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as i128;
-    matches!(&*record.of.name, "open" | "openat")
-        && matches!(record.value("flags"), Some(Value::Int(flags)) if flags & MAKES_FILE == 0)
-}
-
-/// Whether a call's result is an address.
-fn is_address(call: &str) -> bool {
-    matches!(call, "brk" | "mmap" | "mremap" | "shmat")
-}
-
 /// A system call's result.
-fn result(line: &mut String, result: i64, is_address: bool) {
+pub(crate) fn result(line: &mut String, result: i64, is_address: bool) {
     const ERRNO_MAX: i64 = 4095;
     if !(-ERRNO_MAX..0).contains(&result) {
         let _ = if is_address { write!(line, "{result:#x}") } else { write!(line, "{result}") };
@@ -151,7 +126,7 @@ fn restarted(number: i32) -> Option<(&'static str, &'static str)> {
 }
 
 /// A field's value.
-fn value(line: &mut String, kind: &Kind, value: Value<'_>) {
+pub(crate) fn value(line: &mut String, kind: &Kind, value: Value<'_>) {
     match (kind, value) {
         (Kind::Int { .. }, Value::Int(number)) => int(line, kind, number),
         (_, Value::Bytes(State::Unreadable, address)) if address.len() == size_of::<u64>() => {
@@ -159,11 +134,9 @@ fn value(line: &mut String, kind: &Kind, value: Value<'_>) {
             let _ = write!(line, "{address:#x}");
         }
         (Kind::Bytes { form, .. }, Value::Bytes(state @ (State::Whole | State::Truncated), bytes)) => {
-            let quote = |line: &mut String, text: &[u8], is_cut| {
-                quoted(line, if is_cut { State::Truncated } else { State::Whole }, text);
-            };
             match form.decode(bytes) {
-                Some(decoded) => decoded.show(line, state == State::Truncated, &mut { quote }),
+                Some(decoded) => show(line, &decoded, state == State::Truncated),
+                None if *form == Form::Random => in_hex(line, state, bytes),
                 None => quoted(line, state, bytes),
             }
         }
@@ -177,13 +150,14 @@ fn value(line: &mut String, kind: &Kind, value: Value<'_>) {
     }
 }
 
-fn int(line: &mut String, kind: &Kind, number: i128) {
+pub(crate) fn int(line: &mut String, kind: &Kind, number: i128) {
     let Kind::Int { bytes, show, .. } = kind else { return };
     let unsigned = (number as u64) & (u64::MAX >> (64 - 8 * (*bytes).clamp(1, 8)));
     let _ = match (kind.name_of(number), show) {
         (Some(name), _) => write!(line, "{name}"),
-        (None, Show::Octal) => write!(line, "0{unsigned:o}"),
+        (None, Show::Octal) => write!(line, "0{unsigned:02o}"),
         (None, Show::Pointer) if unsigned == 0 => write!(line, "NULL"),
+        (None, Show::Hex) if unsigned == 0 => write!(line, "0"),
         (None, Show::Hex | Show::Pointer) => write!(line, "{unsigned:#x}"),
         (None, Show::Result) => {
             result(line, number as i64, false);
@@ -191,6 +165,23 @@ fn int(line: &mut String, kind: &Kind, number: i128) {
         }
         (None, _) => write!(line, "{number}"),
     };
+}
+
+/// A decoded structure; `goes_on`: the list has more.
+pub(crate) fn show(line: &mut String, decoded: &Decoded, goes_on: bool) {
+    let quote = |line: &mut String, text: &[u8], is_cut| {
+        quoted(line, if is_cut { State::Truncated } else { State::Whole }, text);
+    };
+    decoded.show(line, goes_on, &mut { quote });
+}
+
+/// Bytes in quotation marks, each in base 16.
+fn in_hex(line: &mut String, state: State, bytes: &[u8]) {
+    line.push('"');
+    for byte in bytes {
+        let _ = write!(line, "\\x{byte:02x}");
+    }
+    line.push_str(if state == State::Truncated { "\"..." } else { "\"" });
 }
 
 /// Text or bytes in quotation marks, with C's escapes.
@@ -214,8 +205,8 @@ fn quoted(line: &mut String, state: State, text: &[u8]) {
                 line.push(char::from(*byte));
                 Ok(())
             }
-            // (A digit behind an escape would be read as part of it.)
-            _ if text.get(at + 1).is_some_and(|next| next.is_ascii_digit()) => write!(line, "\\{byte:03o}"),
+            // (An octal digit behind an escape would be read as part of it.)
+            _ if text.get(at + 1).is_some_and(|next| (b'0'..=b'7').contains(next)) => write!(line, "\\{byte:03o}"),
             _ => write!(line, "\\{byte:o}"),
         };
     }

@@ -317,6 +317,11 @@ impl StoredProgram {
         })
     }
 
+    /// Whether it may stand for a program. `constant` gives the value of a map that never changes, by slot.
+    pub fn is_for(&self, subject: &Subject, constant: &dyn Fn(u32) -> Option<Vec<u8>>) -> bool {
+        self.insns == subject.insns && self.mismatch(subject, constant).is_none()
+    }
+
     /// Why this is not the program looked for, though it has its instructions.
     fn mismatch(&self, subject: &Subject, constant: &dyn Fn(u32) -> Option<Vec<u8>>) -> Option<String> {
         if self.kind != subject.kind {

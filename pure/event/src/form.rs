@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::names_of_bits;
+use crate::{layouts, names_of_bits};
 
 /// What bytes are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +42,36 @@ pub enum Form {
     Ints,
     /// What `wait4` says of how a process has ended.
     WaitStatus,
+    /// Data that is nobody's text.
+    Random,
+    /// The value of a socket's option: often an `int`.
+    OptionValue,
+    /// `long long[]`
+    Longs,
+    /// `struct statx`
+    Statx,
+    /// `struct statfs`
+    StatFs,
+    /// `struct rusage`
+    Usage,
+    /// `struct new_utsname`, the first two names.
+    Names,
+    /// `struct sysinfo`
+    System,
+    /// `struct itimerval`
+    IntervalUs,
+    /// `struct itimerspec`
+    IntervalNs,
+    /// `stack_t`
+    Stack,
+    /// `struct clone_args`, the first members.
+    CloneArguments,
+    /// `struct sched_param`
+    Priority,
+    /// What `waitid` says of a child.
+    Child,
+    /// A set of CPUs.
+    Cpus,
 }
 
 /// A decoded value.
@@ -68,30 +98,30 @@ pub enum Decoded {
 }
 
 /// Little-endian numbers at their places.
-struct Words<'a>(&'a [u8]);
+pub(crate) struct Words<'a>(pub(crate) &'a [u8]);
 
 impl Words<'_> {
     fn bytes<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
         self.0.get(at..at + N)?.try_into().ok()
     }
 
-    fn u16(&self, at: usize) -> Option<u16> {
+    pub(crate) fn u16(&self, at: usize) -> Option<u16> {
         self.bytes(at).map(u16::from_le_bytes)
     }
 
-    fn u32(&self, at: usize) -> Option<u32> {
+    pub(crate) fn u32(&self, at: usize) -> Option<u32> {
         self.bytes(at).map(u32::from_le_bytes)
     }
 
-    fn u64(&self, at: usize) -> Option<u64> {
+    pub(crate) fn u64(&self, at: usize) -> Option<u64> {
         self.bytes(at).map(u64::from_le_bytes)
     }
 
-    fn i32(&self, at: usize) -> Option<Decoded> {
+    pub(crate) fn i32(&self, at: usize) -> Option<Decoded> {
         self.u32(at).map(|word| Decoded::Number((word as i32).into()))
     }
 
-    fn i64(&self, at: usize) -> Option<Decoded> {
+    pub(crate) fn i64(&self, at: usize) -> Option<Decoded> {
         self.u64(at).map(|word| Decoded::Number((word as i64).into()))
     }
 }
@@ -172,12 +202,12 @@ const FILES: [(u32, &str); 7] = [
     (0o1_0000, "S_IFIFO"),
 ];
 
-fn flags(value: u32, names: &[(u32, &str)]) -> Decoded {
+pub(crate) fn flags(value: u32, names: &[(u32, &str)]) -> Decoded {
     Decoded::Word(names_of_bits(value.into(), names.iter().map(|(bit, name)| (u64::from(*bit), *name))))
 }
 
 /// Without `SIG`.
-fn signal(number: u32) -> String {
+pub(crate) fn signal(number: u32) -> String {
     match SIGNALS.get((number as usize).wrapping_sub(1)) {
         Some(name) => name.trim_start_matches("SIG").to_owned(),
         None if number == 32 => "RTMIN".to_owned(),
@@ -192,13 +222,13 @@ fn signals(set: u64) -> Decoded {
     Decoded::Signals(is_most, named.map(|number| Decoded::Word(signal(number))).collect())
 }
 
-fn mode(mode: u32) -> Decoded {
+pub(crate) fn mode(mode: u32) -> Decoded {
     const KIND: u32 = 0o17_0000;
     let kind = FILES.iter().find(|(bits, _)| mode & KIND == *bits);
     let kind = kind.map_or_else(|| format!("{:#o}", mode & KIND), |(_, name)| (*name).to_owned());
     let special = [(0o4000, "|S_ISUID"), (0o2000, "|S_ISGID"), (0o1000, "|S_ISVTX")];
     let special: String = special.iter().filter(|(bit, _)| mode & bit != 0).map(|(_, name)| *name).collect();
-    Decoded::Word(format!("{kind}{special}|0{:o}", mode & 0o777))
+    Decoded::Word(format!("{kind}{special}|0{:02o}", mode & 0o777))
 }
 
 fn all(members: Vec<(&'static str, Decoded)>) -> Decoded {
@@ -323,13 +353,20 @@ impl Form {
     /// Bytes of the structure, or of one of an array of them; 0: of no fixed size.
     pub const fn unit(self) -> u32 {
         match self {
-            Form::Data | Form::Texts(_) | Form::SockAddr => 0,
-            Form::Stat => 144,
-            Form::Timespecs | Form::SigAction => 32,
+            Form::Data | Form::Texts(_) | Form::SockAddr | Form::Random | Form::OptionValue | Form::Cpus => 0,
+            Form::Statx => 256,
+            Form::Stat | Form::Usage => 144,
+            Form::Names => 130,
+            Form::StatFs => 120,
+            Form::System => 112,
+            Form::CloneArguments => 64,
+            Form::Child => 48,
+            Form::Timespecs | Form::SigAction | Form::IntervalUs | Form::IntervalNs => 32,
+            Form::Stack => 24,
             Form::Timespec | Form::Timeval | Form::IoVecs | Form::RLimit => 16,
             Form::EpollEvent | Form::EpollEvents => 12,
-            Form::PollFds | Form::SigSet => 8,
-            Form::Ints | Form::WaitStatus => 4,
+            Form::PollFds | Form::SigSet | Form::Longs => 8,
+            Form::Ints | Form::WaitStatus | Form::Priority => 4,
         }
     }
 
@@ -344,7 +381,7 @@ impl Form {
                 .map(Decoded::List)
         };
         match self {
-            Form::Data => None,
+            Form::Data | Form::Random => None,
             Form::Texts(most) => {
                 let text = |text: &[u8]| {
                     let most = most as usize;
@@ -377,6 +414,21 @@ impl Form {
             Form::RLimit => Some(all(vec![("rlim_cur", limit(&words, 0)?), ("rlim_max", limit(&words, 8)?)])),
             Form::Ints => each(|words| words.i32(0)),
             Form::WaitStatus => words.u32(0).map(ended),
+            Form::OptionValue if bytes.len() == size_of::<u32>() => Some(Decoded::List(vec![words.i32(0)?])),
+            Form::OptionValue => None,
+            Form::Longs => each(|words| words.i64(0)),
+            Form::Statx => layouts::STATX_LAYOUT.decode(&words),
+            Form::StatFs => layouts::STATFS.decode(&words),
+            Form::Usage => layouts::USAGE.decode(&words),
+            Form::Names => layouts::NAMES.decode(&words),
+            Form::System => layouts::SYSTEM.decode(&words),
+            Form::IntervalUs => layouts::INTERVAL_US.decode(&words),
+            Form::IntervalNs => layouts::INTERVAL_NS.decode(&words),
+            Form::Stack => layouts::STACK_LAYOUT.decode(&words),
+            Form::CloneArguments => layouts::CLONE_ARGUMENTS.decode(&words),
+            Form::Priority => words.i32(0).map(|priority| Decoded::List(vec![priority])),
+            Form::Child => layouts::child(&words),
+            Form::Cpus => Some(layouts::cpus(bytes)),
         }
     }
 }
@@ -428,7 +480,7 @@ impl Decoded {
 mod tests {
     use super::*;
 
-    const ALL: [Form; 16] = [
+    const ALL: [Form; 31] = [
         Form::Data,
         Form::Texts(4),
         Form::Stat,
@@ -445,6 +497,21 @@ mod tests {
         Form::RLimit,
         Form::Ints,
         Form::WaitStatus,
+        Form::Random,
+        Form::OptionValue,
+        Form::Longs,
+        Form::Statx,
+        Form::StatFs,
+        Form::Usage,
+        Form::Names,
+        Form::System,
+        Form::IntervalUs,
+        Form::IntervalNs,
+        Form::Stack,
+        Form::CloneArguments,
+        Form::Priority,
+        Form::Child,
+        Form::Cpus,
     ];
 
     fn shown(form: Form, bytes: &[u8], goes_on: bool) -> Option<String> {

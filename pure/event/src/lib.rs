@@ -20,10 +20,14 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 mod form;
+mod layouts;
+mod letters;
 mod record;
 mod shared;
 
 pub use form::{Decoded, Form, SIGNALS};
+pub use layouts::{CLONE_FLAGS, STATX_FLAGS};
+pub use letters::is_unseen;
 pub use record::{Extent, Header, Record, Value, encode};
 
 /// Bytes of the header: time (u64), event (u32), CPU (u32), thread id (u32), process id (u32), name of the thread (16 bytes).

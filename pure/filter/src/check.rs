@@ -22,7 +22,7 @@ use crate::typed::{Condition, Typed};
 pub struct TypeError {
     /// Where, in characters, counted from 1.
     pub column: usize,
-    /// How many characters the comparison has that does not fit.
+    /// How many characters the name or the comparison has that does not fit.
     pub width: usize,
     /// What is wrong, and what to do.
     pub message: String,
@@ -84,20 +84,47 @@ pub fn check_all(expression: &Expression, scopes: &[&dyn Scope]) -> Result<Vec<T
     }
     for (span, problems) in by_comparison {
         let Some(problems) = problems.into_iter().collect::<Option<Vec<Problem>>>() else { continue };
+        // (What nobody knows is more likely to be wrong than what some types lack.)
         let rank = |problem: &Problem| match problem {
             Problem::Wrong(_) => 0,
-            Problem::Missing(_) => 1,
-            Problem::Undefined => 2,
+            Problem::Missing(name) if !scopes.iter().any(|scope| knows(*scope, name)) => 1,
+            Problem::Missing(_) => 2,
+            Problem::Undefined => 3,
         };
-        let message = match problems.into_iter().min_by_key(rank) {
-            Some(Problem::Wrong(message)) => message,
-            Some(Problem::Missing(name)) => missing(&name, scopes),
+        let (span, message) = match problems.into_iter().min_by_key(rank) {
+            Some(Problem::Wrong(message)) => (span, message),
+            Some(Problem::Missing(name)) => {
+                (place_of(&expression.ast, span, &name).unwrap_or(span), missing(&name, scopes))
+            }
             // Constant divisions by zero are false, as others are.
             Some(Problem::Undefined) | None => continue,
         };
         return Err(TypeError::new(&expression.text, span, message));
     }
     Ok(all)
+}
+
+/// Whether a name is a field of a type, or of the context, or the name of a field's value.
+fn knows(scope: &dyn Scope, name: &str) -> bool {
+    scope.lookup(name).is_some() || names::all_of(scope.event()).any(|known| known == name)
+}
+
+/// Where a name stands in the part of an expression that has this span.
+fn place_of(ast: &Ast, within: Span, name: &str) -> Option<Span> {
+    let inside = |inner: &Ast| place_of(inner, within, name);
+    match &ast.node {
+        Node::Name(found) => {
+            let is_within = within.begin <= ast.span.begin && ast.span.end <= within.end;
+            (found == name && is_within).then_some(ast.span)
+        }
+        Node::Not(inner) | Node::Unary(_, inner) => inside(inner),
+        Node::Arithmetic(_, left, right) | Node::Compare(_, left, right) | Node::Match(_, left, right) => {
+            inside(left).or_else(|| inside(right))
+        }
+        Node::In(subject, list) => inside(subject).or_else(|| list.iter().find_map(inside)),
+        Node::And(list) | Node::Or(list) => list.iter().find_map(inside),
+        Node::Number(_) | Node::Float(_) | Node::Text(_) | Node::Null => None,
+    }
 }
 
 /// What to say of a name that no type has.
@@ -108,7 +135,7 @@ fn missing(name: &str, scopes: &[&dyn Scope]) -> String {
     let events: Vec<&EventType> = scopes.iter().map(|scope| scope.event()).collect();
     let fields = events.iter().flat_map(|event| event.fields.iter().map(|field| field.name.as_str()));
     let values = events.iter().flat_map(|event| names::all_of(event));
-    let near = names::nearest(name, fields.chain(values).chain(context_names()));
+    let near = names::nearest(name, fields.chain(values).chain(context_names()).chain(names::constants()));
     let advice = match near.as_slice() {
         [] => match events.as_slice() {
             [only] => {

@@ -33,6 +33,12 @@ pub(crate) fn constant(name: &str) -> Option<i128> {
     errno(name).or_else(signal).or_else(|| (name == "AT_FDCWD").then_some(AT_FDCWD))
 }
 
+/// The names of constants that need no field.
+pub(crate) fn constants<'a>() -> impl Iterator<Item = &'a str> {
+    let errors = (1..=ERRNO_MAX).map(|number| Errno(number).name()).filter(|name| *name != "E?");
+    errors.chain(MORE_ERRORS.map(|(name, _)| name)).chain(SIGNALS.iter().copied()).chain(["AT_FDCWD"])
+}
+
 /// The names of a field's values.
 fn names_of(kind: &Kind) -> Option<(&Names, u32, bool)> {
     match kind {

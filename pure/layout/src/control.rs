@@ -212,8 +212,8 @@ shared! {
         pub unwind: AtomicU64,
         /// In how many pid namespaces the server saw the process with the id above: its own, and those inside.
         pub levels: u32,
-        /// Zero.
-        pub reserved: u32,
+        /// Nanoseconds from one of the kernel's ticks to the next (`TICK_NSEC`).
+        pub tick_ns: u32,
     }
 }
 

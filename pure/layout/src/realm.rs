@@ -94,6 +94,11 @@ pub mod request {
     /// In another pid namespace than the server's: which ids has this thread there? The answer, `pid << 32 | tid`, is in `argument`; 0: it
     /// is not known.
     pub const KIND_IDS: u32 = 12;
+    /// This process is about to move memory (`mremap`) in which there is a site, whose jump would lead astray from there, or was one: let
+    /// the process go if it is code. `argument` has the first page's number and, in the low [`PAGES_BITS`] bits, how many.
+    pub const KIND_CODE_MOVES: u32 = 13;
+    /// See [`KIND_CODE_MOVES`].
+    pub const PAGES_BITS: u32 = 24;
 }
 
 /// What an agent asks of the server.

@@ -103,8 +103,9 @@ pub struct StateHeader {
     pub tai_ahead_ns: AtomicU64,
     /// How often the server did not answer which ids a thread has.
     pub ids_untold: AtomicU32,
-    /// Zero.
-    pub reserved2: u32,
+    /// Not 0: the last search found that all blocks belong to living threads. This minus 1 is the index of the block that the next
+    /// search begins at.
+    pub crowded: AtomicU32,
     /// FS base of the thread that owns block i; 0: free. Searched when GS does not point to a block.
     pub fs_bases: [AtomicU64; THREADS_MAX as usize],
     /// Upper bounds, by [`crate::cancellation::slot`], of the calls under way of routines in which threads are cancelled, and

@@ -13,6 +13,8 @@ pub enum Error {
     Unsupported(String),
     /// This kernel has not what the file demands.
     Missing(String),
+    /// Nor this function or variable.
+    NoSymbol(String),
 }
 
 impl Error {
@@ -32,6 +34,7 @@ impl fmt::Display for Error {
             Error::Corrupt(why) => write!(f, "corrupt BPF object file: {why}"),
             Error::Unsupported(what) => write!(f, "unsupported: {what}"),
             Error::Missing(what) => write!(f, "the kernel has no {what}"),
+            Error::NoSymbol(name) => write!(f, "the kernel has no symbol {name}"),
         }
     }
 }

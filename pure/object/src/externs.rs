@@ -168,7 +168,7 @@ impl<'d> Externs<'d> {
                 (None, Some(types)) => found.resolve_symbol(types, kernel, settings, number)?,
                 (None, None) => None,
             };
-            let resolved = resolved.ok_or_else(|| Error::Missing(format!("symbol {}", found.name)))?;
+            let resolved = resolved.ok_or_else(|| Error::NoSymbol(found.name.to_owned()))?;
             all.insert(found.symbol, resolved);
         }
         Ok(all)
@@ -212,7 +212,7 @@ impl Extern<'_> {
             let absent = function && self.weak;
             return absent
                 .then_some(Some(Resolved::NoFunction(number)))
-                .ok_or_else(|| Error::Missing(format!("symbol {} of that type", self.name)));
+                .ok_or_else(|| Error::NoSymbol(format!("{} of that type", self.name)));
         }
         Ok(Some(if function { Resolved::Function(there) } else { Resolved::Variable(there) }))
     }

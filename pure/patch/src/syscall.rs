@@ -49,6 +49,16 @@ pub struct SyscallPlan {
     pub displaced: Vec<u8>,
     /// What is replaced.
     pub replaced: Replaced,
+    /// Other places for the jump, best first, for where a probe is in the way.
+    pub others: Vec<Window>,
+}
+
+/// Instructions that can be displaced for the jump, the call among them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Bytes before the call.
+    before: u64,
+    displaced: Vec<u8>,
 }
 
 /// Where a trampoline leads.
@@ -82,7 +92,7 @@ pub fn plan_syscalls(
     targets.sort_unstable();
     let count = within(function, &instructions).count();
     let mut taken = 0..0;
-    let mut plans = vec![];
+    let mut plans: Vec<(u64, Result<SyscallPlan, Refusal>)> = vec![];
     for index in (0..count).filter(|index| instructions[*index].code() == Code::Syscall) {
         let search = Search {
             function,
@@ -94,7 +104,14 @@ pub fn plan_syscalls(
         };
         let plan = search.plan(index, taken.end);
         if let Ok(plan) = &plan {
-            taken = plan.site..plan.site + plan.displaced.len() as u64;
+            taken = plan.bytes();
+            // The windows of two calls must be apart, whichever are used.
+            let begin = plan.windows().map(|plan| plan.site).min().unwrap_or(taken.start);
+            let before = plans.iter_mut().rev().find_map(|(_, before)| before.as_mut().ok());
+            if let Some(before) = before {
+                let call = before.call;
+                before.others.retain(|window| window.end(call) <= begin);
+            }
         }
         plans.push((instructions[index].ip(), plan));
     }
@@ -143,14 +160,24 @@ impl Search<'_> {
         let firsts: Vec<usize> = (index.saturating_sub(BEFORE_MAX)..=index).rev().take_while(moves).collect();
         let clear = |first: &&usize| call - self.instructions[**first].ip() >= JUMP_BYTES as u64;
         let mut why = Refusal::NotCode { site: call };
+        let mut windows = vec![];
         for first in firsts.iter().filter(clear).chain(firsts.iter().filter(|first| !clear(first))) {
             match self.window(*first, index) {
-                Ok(window) => return Ok(self.planned(window, index)),
+                Ok(window) => windows.push(window),
                 Err(refusal) if *first == index => why = refusal,
                 Err(_) => {}
             }
         }
-        Err(why)
+        let (best, others) = windows.split_first().ok_or(why)?;
+        let others = others
+            .iter()
+            .map(|window| Window { before: call - window[0].ip(), displaced: self.bytes_of(window).to_vec() });
+        Ok(SyscallPlan { others: others.collect(), ..self.planned(best, index) })
+    }
+
+    fn bytes_of(&self, window: &[Instruction]) -> &[u8] {
+        let at = |address: u64| (address - self.function.address) as usize;
+        &self.function.bytes[at(window[0].ip())..at(window[window.len() - 1].next_ip())]
     }
 
     /// Whether this is where musl's threads wait that can be cancelled: a signal handler compares the address
@@ -201,19 +228,25 @@ impl Search<'_> {
     }
 
     fn planned(&self, window: &[Instruction], index: usize) -> SyscallPlan {
-        let (site, end) = (window[0].ip(), window[window.len() - 1].next_ip());
-        let at = |address: u64| (address - self.function.address) as usize;
         SyscallPlan {
-            site,
+            site: window[0].ip(),
             call: self.instructions[index].ip(),
             number: syscall_number(self.instructions, index, self.targets),
             uses_rax: loads_number(self.instructions, index)
                 || self.instructions.get(index + 1).is_some_and(takes_result),
             stackless: changes_stack(self.instructions, index),
             keeps_flags: flags_live(&self.instructions[index + 1..]) || self.instructions.iter().any(sets_direction),
-            displaced: self.function.bytes[at(site)..at(end)].to_vec(),
+            displaced: self.bytes_of(window).to_vec(),
             replaced: Replaced::Instruction,
+            others: vec![],
         }
+    }
+}
+
+impl Window {
+    /// Where the displaced instructions end, around this call.
+    fn end(&self, call: u64) -> u64 {
+        call - self.before + self.displaced.len() as u64
     }
 }
 
@@ -229,7 +262,24 @@ impl SyscallPlan {
             stackless: false,
             displaced: vec![],
             replaced: Replaced::Instruction,
+            others: vec![],
         }
+    }
+
+    /// Where the displaced instructions are.
+    pub fn bytes(&self) -> Range<u64> {
+        self.site..self.site + self.displaced.len() as u64
+    }
+
+    /// The plan itself, and those that have its jump elsewhere.
+    pub fn windows(&self) -> impl Iterator<Item = SyscallPlan> + '_ {
+        let elsewhere = self.others.iter().map(|window| SyscallPlan {
+            site: self.call - window.before,
+            displaced: window.displaced.clone(),
+            others: vec![],
+            ..self.clone()
+        });
+        std::iter::once(SyscallPlan { others: vec![], ..self.clone() }).chain(elsewhere)
     }
 
     /// As it lies where the file is mapped with `bias` added to its addresses.
@@ -255,6 +305,12 @@ impl SyscallPlan {
         Ok(assembler.bytes)
     }
 
+    /// Where the jump leads that a near stub ends with, if it ends with one.
+    pub fn goes_on(&self) -> Option<u64> {
+        let ends = decode(&self.displaced, self.site).last().is_some_and(ends_flow);
+        (!ends).then(|| self.bytes().end)
+    }
+
     /// The near stub for the address `near`, and where in it the code behind the call begins.
     pub fn near(&self, near: u64, trampoline: u64) -> Result<(Stub, u32), Refusal> {
         let mut assembler = Assembler { base: near, bytes: Vec::with_capacity(NEAR_BYTES_MAX) };
@@ -271,8 +327,8 @@ impl SyscallPlan {
                 emit_displaced(&mut assembler, instruction, &self.displaced[at..at + instruction.len()])?;
             }
         }
-        if !instructions.last().is_some_and(ends_flow) {
-            assembler.jump(self.site + self.displaced.len() as u64)?;
+        if let Some(next) = self.goes_on() {
+            assembler.jump(next)?;
         }
         debug_assert!(assembler.bytes.len() <= NEAR_BYTES_MAX, "a near stub outgrew its limit");
         Ok((Stub { bytes: assembler.bytes, moved }, tail))

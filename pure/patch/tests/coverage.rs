@@ -154,9 +154,19 @@ fn between(elf: &ring3_elf::File<'_>, vaddr: u64) -> Option<std::ops::Range<u64>
     is_code(elf.code(all.clone())?, all.start).then_some(all)
 }
 
-/// The functions that have `syscall` instructions in them, by linear search.
-fn calls_of(elf: &ring3_elf::File<'_>) -> (u32, BTreeMap<String, u32>, Vec<SyscallPlan>) {
-    let (mut unbounded, mut refused, mut plans) = (0, BTreeMap::<String, u32>::new(), vec![]);
+/// The `syscall` instructions of a file, by linear search.
+#[derive(Default)]
+struct Calls {
+    plans: Vec<SyscallPlan>,
+    /// In no function.
+    unbounded: u32,
+    refused: BTreeMap<String, u32>,
+    /// Not to be replaced where the beginning of their function is probed.
+    crowded: u32,
+}
+
+fn calls_of(elf: &ring3_elf::File<'_>) -> Calls {
+    let mut calls = Calls::default();
     for segment in elf.executable_segments() {
         let Some(code) = elf.code(segment.clone()) else { continue };
         let mut done = segment.start;
@@ -168,7 +178,7 @@ fn calls_of(elf: &ring3_elf::File<'_>) -> (u32, BTreeMap<String, u32>, Vec<Sysca
             let known = elf.function_bounds(vaddr);
             let is_gap = known.is_none();
             let Some(bounds) = known.or_else(|| between(elf, vaddr)) else {
-                unbounded += 1;
+                calls.unbounded += 1;
                 continue;
             };
             done = bounds.end;
@@ -177,14 +187,18 @@ fn calls_of(elf: &ring3_elf::File<'_>) -> (u32, BTreeMap<String, u32>, Vec<Sysca
             let function = Function { bytes, address: bounds.start, size, entered: None, computed: false };
             for (_, plan) in plan_syscalls(&function, is_gap, &|_| None) {
                 match plan {
-                    Ok(plan) if is_gap && !plan.uses_rax => unbounded += 1,
-                    Ok(plan) => plans.push(plan),
-                    Err(why) => *refused.entry(reason(&why).to_owned()).or_default() += 1,
+                    Ok(plan) if is_gap && !plan.uses_rax => calls.unbounded += 1,
+                    Ok(plan) => {
+                        let probed = plan_detour(&function, bounds.start).map_or(bounds.start, |probe| probe.resume);
+                        calls.crowded += u32::from(plan.windows().all(|plan| plan.site < probed));
+                        calls.plans.push(plan);
+                    }
+                    Err(why) => *calls.refused.entry(reason(&why).to_owned()).or_default() += 1,
                 }
             }
         }
     }
-    (unbounded, refused, plans)
+    calls
 }
 
 #[test]
@@ -205,7 +219,7 @@ fn nearly_all_system_calls_of_real_files_can_be_replaced() {
             continue;
         };
         let elf = ring3_elf::File::parse(&bytes).expect("valid");
-        let (unbounded, refused, plans) = calls_of(&elf);
+        let Calls { plans, unbounded, refused, crowded } = calls_of(&elf);
         for plan in &plans {
             let near = (plan.site & !0xffff).wrapping_sub(0x10_0000);
             let made = plan.near(near, 0x7000_0000_0000);
@@ -214,9 +228,11 @@ fn nearly_all_system_calls_of_real_files_can_be_replaced() {
         let known = plans.iter().filter(|plan| plan.number.is_some()).count();
         let flags = plans.iter().filter(|plan| plan.keeps_flags).count();
         println!(
-            "{path}: {} calls ({known} with known numbers, {flags} keep flags); refused: {refused:?}; in no function: {unbounded}",
+            "{path}: {} calls ({known} with known numbers, {flags} keep flags, {crowded} not beside a probe); refused: {refused:?}; \
+             in no function: {unbounded}",
             plans.len()
         );
+        assert!(crowded as usize <= 4 + plans.len() / 100, "{path}");
         let left = refused.values().sum::<u32>() as usize;
         assert!(left * 50 <= plans.len() + 49, "{path}");
     }

@@ -17,6 +17,7 @@ pub mod program;
 pub mod stops;
 mod structures;
 pub mod syscalls;
+pub mod variants;
 
 /// How events of a type are recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]

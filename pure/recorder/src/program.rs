@@ -681,7 +681,8 @@ impl<'a> Text<'a> {
         let (failed, done) = (self.new_label("unreadable"), self.new_label("done"));
         let (none, whole) = (self.new_label("none"), self.new_label("whole"));
         self.load(address, "r9");
-        if self.at_end && form != Form::Data {
+        self.line(&format!("if r9 == 0 goto {failed}"));
+        if self.at_end && bytes_max >= ADDRESS_BYTES {
             // (No child of `wait4` has ended if the result is 0.)
             let without = if form == Form::WaitStatus { "s<=" } else { "s<" };
             self.line(&format!("r1 = *(u64 *)(r7 + {RESULT_AT})"));

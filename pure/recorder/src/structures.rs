@@ -9,7 +9,7 @@ use crate::{Operand, Source};
 
 /// Elements of an array that are recorded at most.
 const ELEMENTS_MAX: u32 = 16;
-/// `struct sockaddr_storage`
+/// `struct sockaddr_storage`, and `cpu_set_t`
 const ADDRESS_BYTES_MAX: u32 = 128;
 /// An array of descriptors, and its bytes.
 const TWO: i64 = 2;
@@ -63,12 +63,42 @@ pub(crate) fn of(
             (Form::Ints, Phase::Exit, Operand::Constant(TWO))
         }
         ("wait4", "stat_addr") => (Form::WaitStatus, Phase::Exit, ONE),
+        ("wait4" | "waitid" | "getrusage", "ru") => (Form::Usage, Phase::Exit, ONE),
+        ("waitid", "infop") => (Form::Child, Phase::Exit, ONE),
+        ("statx", "buffer") => (Form::Statx, Phase::Exit, ONE),
+        ("statfs" | "fstatfs", "buf") => (Form::StatFs, Phase::Exit, ONE),
+        ("newuname", "name") => (Form::Names, Phase::Exit, ONE),
+        ("sysinfo", "info") => (Form::System, Phase::Exit, ONE),
+        ("setitimer", "value") => (Form::IntervalUs, Phase::Entry, ONE),
+        ("setitimer", "ovalue") | ("getitimer", "value") => (Form::IntervalUs, Phase::Exit, ONE),
+        ("timerfd_settime", "utmr") | ("timer_settime", "new_setting") => (Form::IntervalNs, Phase::Entry, ONE),
+        ("timerfd_settime" | "timerfd_gettime", "otmr") => (Form::IntervalNs, Phase::Exit, ONE),
+        ("timer_settime", "old_setting") | ("timer_gettime", "setting") => (Form::IntervalNs, Phase::Exit, ONE),
+        ("timer_create", "created_timer_id") => (Form::Ints, Phase::Exit, ONE),
+        ("sigaltstack", "uss") => (Form::Stack, Phase::Entry, ONE),
+        ("sigaltstack", "uoss") => (Form::Stack, Phase::Exit, ONE),
+        ("futex", "utime") => (Form::Timespec, Phase::Entry, ONE),
+        ("pselect6", "tsp") => (Form::Timespec, Phase::Entry, ONE),
+        ("signalfd4", "user_mask") => (Form::SigSet, Phase::Entry, ONE),
+        ("clone3", "uargs") => (Form::CloneArguments, Phase::Entry, ONE),
+        ("sched_setparam" | "sched_setscheduler", "param") => (Form::Priority, Phase::Entry, ONE),
+        ("sched_getparam", "param") => (Form::Priority, Phase::Exit, ONE),
+        ("sched_setaffinity", "user_mask_ptr") => (Form::Cpus, Phase::Entry, number("len")?),
+        ("sched_getaffinity", "user_mask_ptr") => (Form::Cpus, Phase::Exit, Operand::Context(RESULT_AT)),
+        ("copy_file_range", "off_in" | "off_out") | ("splice", "off_in" | "off_out") => {
+            (Form::Longs, Phase::Entry, ONE)
+        }
+        ("getgroups", "grouplist") => (Form::Ints, Phase::Exit, Operand::Context(RESULT_AT)),
+        ("setgroups", "grouplist") => (Form::Ints, Phase::Entry, number("gidsetsize")?),
+        ("getresuid" | "getresgid", _) => (Form::Ints, Phase::Exit, ONE),
+        ("getsockname" | "getpeername", "usockaddr_len") | ("getsockopt", "optlen") => (Form::Ints, Phase::Exit, ONE),
+        ("accept" | "accept4", "upeer_addrlen") | ("recvfrom", "addr_len") => (Form::Ints, Phase::Exit, ONE),
         _ => return None,
     };
     let unit = form.unit().max(1);
     let bytes_max = match length {
         Operand::Constant(count) => unit * count as u32,
-        _ if form == Form::SockAddr => ADDRESS_BYTES_MAX,
+        _ if matches!(form, Form::SockAddr | Form::Cpus) => ADDRESS_BYTES_MAX,
         _ => unit * ELEMENTS_MAX,
     };
     // (An address has room.)

@@ -3,7 +3,7 @@
 //! The kernel's table has types and names of parameters as C has them (`ring3_uapi::syscalls`); what a pointer leads to follows
 //! from type and name, with a few exceptions that this module lists. Structures are in `structures.rs`.
 
-use ring3_event::{EventType, Field, Kind, Phase, Show, TEXT_BYTES_MAX};
+use ring3_event::{EventType, Field, Form, Kind, Phase, Show, TEXT_BYTES_MAX};
 use ring3_uapi::syscalls::{Syscall, TABLE};
 
 use crate::groups;
@@ -38,7 +38,13 @@ pub fn recipe(call: &Syscall, bytes_max: u32) -> Recipe {
             let kind = Kind::Text { bytes_max: TEXT_BYTES_MAX, path: parameter.is_path() };
             add(name, kind, Phase::Entry, Source::Text(word));
         } else if let Some((phase, length)) = buffer(call, &parameters, index) {
-            add(name, Kind::data(bytes_max), phase, Source::Bytes { address: word, length, unit: 1 });
+            let kind = match call.name {
+                "getrandom" => Kind::Bytes { bytes_max, form: Form::Random },
+                // (A number has room, however little of data is wanted.)
+                "setsockopt" | "getsockopt" => Kind::Bytes { bytes_max: bytes_max.max(8), form: Form::OptionValue },
+                _ => Kind::data(bytes_max),
+            };
+            add(name, kind, phase, Source::Bytes { address: word, length, unit: 1 });
         } else if let Some((kind, phase, source)) = structures::of(call, &parameters, index, bytes_max) {
             add(name, kind, phase, source);
         } else {
@@ -95,6 +101,10 @@ fn buffer(call: &Syscall, parameters: &[Parameter<'_>], index: usize) -> Option<
         ("write" | "pwrite64", "buf") => (Phase::Entry, named("count")?),
         ("sendto", "buff") => (Phase::Entry, named("len")?),
         ("setsockopt", "optval") => (Phase::Entry, named("optlen")?),
+        ("getsockopt", "optval") => {
+            let length = parameters.iter().position(|parameter| parameter.name == "optlen")?;
+            (Phase::Exit, Operand::Pointed(length as u8))
+        }
         ("mq_timedsend", "u_msg_ptr") => (Phase::Entry, named("msg_len")?),
         ("setxattr" | "lsetxattr" | "fsetxattr", "value") => (Phase::Entry, named("size")?),
         ("sethostname" | "setdomainname", "name") => (Phase::Entry, named("len")?),
@@ -207,10 +217,36 @@ impl<'a> Parameter<'a> {
         let of = &*SHOWS;
         let names = match (call, self.name) {
             ("open" | "openat" | "open_by_handle_at", "flags") | ("mq_open", "oflag") => &of.open,
-            (
-                "pipe2" | "dup3" | "epoll_create1" | "eventfd2" | "inotify_init1" | "timerfd_create" | "signalfd4",
-                "flags",
-            ) => &of.descriptor,
+            ("pipe2" | "dup3", "flags") => &of.descriptor,
+            ("epoll_create1", "flags") => &of.epoll,
+            ("eventfd2", "flags") => &of.eventfd,
+            ("inotify_init1", "flags") => &of.inotify,
+            ("inotify_add_watch", "mask") => &of.watch,
+            ("timerfd_create", "flags") => &of.timerfd,
+            ("timerfd_settime", "flags") => &of.timer,
+            ("timer_settime" | "clock_nanosleep", "flags") => &of.clock_flags,
+            ("signalfd4", "flags") => &of.signalfd,
+            ("statx", "flags") => &of.statx,
+            ("statx", "mask") => &of.statx_mask,
+            ("unlinkat", "flag") => &of.removal,
+            ("fadvise64", "advice") => &of.advice,
+            ("msync", "flags") => &of.sync,
+            ("mlockall", "flags") => &of.lock_all,
+            ("memfd_create", "flags") => &of.memfd,
+            ("fallocate", "mode") => &of.fallocate,
+            ("close_range", "flags") => &of.close_range,
+            ("splice" | "tee" | "vmsplice", "flags") => &of.splice,
+            ("sync_file_range", "flags") => &of.sync_range,
+            ("preadv2" | "pwritev2", "flags") => &of.read_write,
+            ("setxattr" | "lsetxattr" | "fsetxattr", "flags") => &of.attribute,
+            ("umount", "flags") => &of.unmount,
+            ("mount", "flags") => &of.mount,
+            ("getpriority" | "setpriority", "which") => &of.priority,
+            ("getitimer" | "setitimer", "which") => &of.interval,
+            ("sched_setscheduler", "policy") => &of.policy,
+            ("kcmp", "type") => &of.compared,
+            ("prctl", "option") => &of.prctl,
+            ("ioctl", "cmd") => &of.ioctl,
             ("mmap" | "mprotect" | "pkey_mprotect", "prot") => &of.protection,
             ("mmap", "flags") => &of.map,
             ("mremap", "flags") => &of.mremap,
@@ -218,6 +254,7 @@ impl<'a> Parameter<'a> {
             ("clone", "clone_flags") | ("unshare", "unshare_flags") => &of.clone,
             ("lseek", "whence") => &of.whence,
             ("rt_sigprocmask", "how") => &of.mask_how,
+            ("mmap", "off") | ("rseq", "rseq_len" | "sig") => return Show::Hex,
             (_, "sig") => &of.signal,
             ("socket" | "socketpair", "family") => &of.family,
             ("socket" | "socketpair", "type") => &of.socket_type,
@@ -233,7 +270,7 @@ impl<'a> Parameter<'a> {
             ("epoll_ctl", "op") => &of.epoll_op,
             ("madvise" | "process_madvise", "behavior") => &of.madvise,
             ("prlimit64" | "getrlimit" | "setrlimit", "resource") => &of.resource,
-            (_, "which_clock" | "clockid") => &of.clock,
+            (_, "which_clock" | "clockid" | "clock_id") => &of.clock,
             ("arch_prctl", "option") => &of.arch_prctl,
             ("getrandom", "flags") => &of.random,
             ("renameat2", "flags") => &of.rename,
@@ -251,6 +288,8 @@ impl<'a> Parameter<'a> {
         match (self.of, self.name) {
             ("umode_t", _) | (_, "mask") => Show::Octal,
             (_, "addr" | "start" | "brk" | "new_addr" | "newsp" | "tls") => Show::Pointer,
+            // (Most commands of `ioctl` have an address.)
+            ("unsigned long", "arg") => Show::Pointer,
             (_, "arg" | "arg2" | "arg3" | "arg4" | "arg5") => Show::Hex,
             (_, "flags" | "flag" | "cmd") => Show::Hex,
             _ => Show::Decimal,

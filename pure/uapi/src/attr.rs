@@ -95,12 +95,14 @@ members! {
     raw_tracepoint {
         NAME long(0), PROG_FD word(8), COOKIE long(16),
     }
-    /// `BPF_LINK_CREATE`, with the members for perf events, for programs of type `TRACING` and for `uprobe_multi`.
+    /// `BPF_LINK_CREATE`, with the members for perf events, for programs of type `TRACING` and for `uprobe_multi`; last those of ring3's
+    /// `RING3_TRACEPOINT_MULTI`: the tracepoints' names (`syscalls:sys_enter_read`), each ended by NUL, and how many bytes that is.
     link_create {
         PROG_FD word(0), TARGET_FD word(4), ATTACH_TYPE word(8), FLAGS word(12), PERF_EVENT_COOKIE long(16), TRACING_BTF_ID word(16),
         TRACING_COOKIE long(24),
         UPROBE_MULTI_PATH long(16), UPROBE_MULTI_OFFSETS long(24), UPROBE_MULTI_REF_CTR_OFFSETS long(32),
         UPROBE_MULTI_COOKIES long(40), UPROBE_MULTI_CNT word(48), UPROBE_MULTI_FLAGS word(52), UPROBE_MULTI_PID word(56),
+        TRACEPOINT_MULTI_NAMES long(16), TRACEPOINT_MULTI_BYTES word(24), TRACEPOINT_MULTI_FLAGS word(28),
     }
     /// `BPF_LINK_UPDATE`, `BPF_LINK_DETACH`.
     link_update {

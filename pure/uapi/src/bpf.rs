@@ -466,8 +466,11 @@ pub mod attach_type {
     pub const TRACE_KPROBE_SESSION: u32 = 56;
     /// `BPF_TRACE_UPROBE_SESSION`
     pub const TRACE_UPROBE_SESSION: u32 = 57;
+    /// Not the kernel's, but ring3's own: a link of one program to many tracepoints, which `BPF_LINK_CREATE` of ring3 makes. The
+    /// kernel refuses it with `EINVAL`, as each number that it does not know.
+    pub const RING3_TRACEPOINT_MULTI: u32 = 1 << 31;
 
-    /// The kernel's name of a value.
+    /// The name of a value.
     pub const fn name(value: u32) -> Option<&'static str> {
         Some(match value {
             0 => "BPF_CGROUP_INET_INGRESS",
@@ -528,6 +531,7 @@ pub mod attach_type {
             55 => "BPF_NETKIT_PEER",
             56 => "BPF_TRACE_KPROBE_SESSION",
             57 => "BPF_TRACE_UPROBE_SESSION",
+            RING3_TRACEPOINT_MULTI => "RING3_TRACEPOINT_MULTI",
             _ => return None,
         })
     }

@@ -194,7 +194,8 @@ impl Policy {
         Policy { context, host: Some(grant), registers: Some(registers), ..Policy::targets(prog_type::KPROBE) }
     }
 
-    /// For programs that are attached so: what r0 may be. Mirrors kernel/bpf/verifier.c:check_return_code.
+    /// For programs that are attached so: what r0 may be, and whether there are a function's arguments. Mirrors
+    /// kernel/bpf/verifier.c:check_return_code and include/linux/bpf.h:bpf_prog_has_trampoline.
     pub fn attached(self, kind: u32, attach: u32) -> Policy {
         let result = match (kind, attach) {
             (prog_type::TRACING, attach_type::TRACE_FENTRY | attach_type::TRACE_FEXIT) => Some(0..1),
@@ -202,7 +203,15 @@ impl Policy {
             (prog_type::KPROBE, attach_type::TRACE_KPROBE_SESSION | attach_type::TRACE_UPROBE_SESSION) => Some(0..2),
             _ => None,
         };
-        Policy { result, ..self }
+        let mut helpers = self.helpers;
+        let has_trampoline =
+            matches!(attach, attach_type::TRACE_FENTRY | attach_type::TRACE_FEXIT | attach_type::MODIFY_RETURN);
+        if kind == prog_type::TRACING && !has_trampoline {
+            for id in [helper::GET_FUNC_ARG, helper::GET_FUNC_RET, helper::GET_FUNC_ARG_CNT] {
+                helpers.remove(&id);
+            }
+        }
+        Policy { result, helpers, ..self }
     }
 
     /// For a program of type `TRACING` that is attached to a function of a system call, or to the raw tracepoint of system calls: the
@@ -214,6 +223,10 @@ impl Policy {
         let mut policy = Policy::targets(prog_type::TRACING).attached(prog_type::TRACING, attach);
         // (It would read what the kernel's trampolines keep before the context. Here are no such trampolines.)
         policy.helpers.remove(&helper::GET_FUNC_IP);
+        // (Elsewhere the kernel's says that there is no result.)
+        if attach != attach_type::TRACE_FEXIT {
+            policy.helpers.remove(&helper::GET_FUNC_RET);
+        }
         Policy { context: Context::new([registers].into_iter().chain(number).collect()), ..policy }
     }
 

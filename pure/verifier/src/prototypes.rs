@@ -243,7 +243,7 @@ static PROTOTYPES: &[Prototype] = &[
     row(PROBE_READ_USER_STR).given(&[MEMORY_OUT, SizeOrZero, Anything]).gpl().runs(),
     row(PROBE_READ_KERNEL_STR).given(&[MEMORY_OUT, SizeOrZero, Anything]).gpl().runs(),
     row(SEND_SIGNAL_THREAD).given(&[Anything]).runs(),
-    row(JIFFIES64),
+    row(JIFFIES64).runs(),
     row(READ_BRANCH_RECORDS)
         .given(&[CONTEXT, MemoryOut { nullable: true }, SizeOrZero, Anything])
         .gpl()
@@ -327,9 +327,9 @@ static PROTOTYPES: &[Prototype] = &[
     row(FIND_VMA).given(&[TASK, Anything, Function, Stack { nullable: true }, Anything]),
     row(LOOP).given(&[Anything, Function, Stack { nullable: true }, Anything]).runs(),
     row(STRNCMP).given(&[MEMORY, Size, ConstString]).runs(),
-    row(GET_FUNC_ARG).given(&[CONTEXT, Anything, LONG_OUT]).from(ATTACHED_TYPED),
-    row(GET_FUNC_RET).given(&[CONTEXT, LONG_OUT]).from(ATTACHED_TYPED),
-    row(GET_FUNC_ARG_CNT).given(&[CONTEXT]).from(ATTACHED_TYPED),
+    row(GET_FUNC_ARG).given(&[CONTEXT, Anything, LONG_OUT]).from(ATTACHED_TYPED).runs(),
+    row(GET_FUNC_RET).given(&[CONTEXT, LONG_OUT]).from(ATTACHED_TYPED).runs(),
+    row(GET_FUNC_ARG_CNT).given(&[CONTEXT]).from(ATTACHED_TYPED).runs(),
     row(GET_RETVAL).from(LSM),
     row(SET_RETVAL).given(&[Anything]).from(LSM),
     row(XDP_GET_BUFF_LEN).given(&[CONTEXT]).from(XDP),

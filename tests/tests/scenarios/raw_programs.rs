@@ -453,8 +453,9 @@ fn asking(kind: u32, insns: &[u64]) -> Attr {
     if kind != prog_type::TRACING {
         return attr;
     }
-    let id = kernel_type(btf_kind::TYPEDEF, "btf_trace_sys_enter");
-    attr.with(p::EXPECTED_ATTACH_TYPE, attach_type::TRACE_RAW_TP.into()).with(p::ATTACH_BTF_ID, id)
+    // (At a function's end a program may ask for most.)
+    let id = kernel_type(btf_kind::FUNC, "__x64_sys_close");
+    attr.with(p::EXPECTED_ATTACH_TYPE, attach_type::TRACE_FEXIT.into()).with(p::ATTACH_BTF_ID, id)
 }
 
 /// What ring3 knowingly does not do: only that it says so. Not compared.

@@ -303,6 +303,33 @@ static void wait_for_input(void)
 	EQUAL(call(SYS_epoll_pwait, events, &found, 1L, -1L, NULL), 1);
 }
 
+// For a signal or for a while, in a call that blocks all other signals meanwhile.
+static void wait_with_signals_blocked(const char *how)
+{
+	struct timespec while_ = { 2, 0 };
+	sigset_t all, user;
+
+	act(SIGUSR1, ask_unseen, 0, 1);
+	sigemptyset(&user);
+	sigaddset(&user, SIGUSR1);
+	EQUAL(sigprocmask(SIG_BLOCK, &user, NULL), 0);
+	sigfillset(&all);
+	sigdelset(&all, SIGUSR1);
+	printf("ready\n");
+	fflush(stdout);
+	if (!strcmp(how, "suspend"))
+		EQUAL(sigsuspend(&all), -1);
+	else if (!strcmp(how, "suspend-written"))
+		EQUAL(call(SYS_rt_sigsuspend, &all, 8), -EINTR);
+	else if (!strcmp(how, "poll"))
+		EQUAL(ppoll(NULL, 0, &while_, &all), 0);
+	else
+		EQUAL(call(SYS_ppoll, NULL, 0, &while_, &all, 8), 0);
+	EQUAL(handled, *how == 's');
+	for (int i = 0; i < 3; i++)
+		EQUAL(call(SYS_getppid), parent);
+}
+
 int main(int count, char **words)
 {
 	if (count > 1 && !strcmp(words[1], "again"))
@@ -310,6 +337,12 @@ int main(int count, char **words)
 	if (count > 1 && !strcmp(words[1], "wait")) {
 		write_code();
 		wait_for_input();
+		return faults != 0;
+	}
+	if (count > 1 && (*words[1] == 's' || *words[1] == 'p')) {
+		parent = getppid();
+		write_code();
+		wait_with_signals_blocked(words[1]);
 		return faults != 0;
 	}
 	// Of many rounds each is without what has to wait for children.

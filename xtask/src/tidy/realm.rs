@@ -11,7 +11,8 @@ const REALM: &str = "outside/server/src/realm";
 /// The heading of the table.
 const HEADING: &str = "## Directories of the realm";
 /// Files in no directory: the wholes, and what everybody needs to speak of them.
-const IN_NO_DIRECTORY: [&str; 6] = ["meant.rs", "mod.rs", "refusal.rs", "requests.rs", "target.rs", "tracer.rs"];
+const IN_NO_DIRECTORY: [&str; 7] =
+    ["links.rs", "meant.rs", "mod.rs", "refusal.rs", "requests.rs", "target.rs", "tracer.rs"];
 
 /// A directory, and those that it may use.
 #[derive(Debug)]

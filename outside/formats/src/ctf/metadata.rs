@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use ring3_event::{EventType, Kind, Names, Show, State};
+use ring3_event::{EventType, Kind, Names, Show, State, is_unseen};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -154,7 +154,7 @@ fn quote(text: &str) -> String {
         match letter {
             '"' | '\\' => quoted.extend(['\\', letter]),
             '\n' => quoted += "\\n",
-            letter if letter.is_control() => quoted.push('?'),
+            letter if is_unseen(letter) => quoted.push('?'),
             letter => quoted.push(letter),
         }
     }

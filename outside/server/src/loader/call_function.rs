@@ -59,17 +59,18 @@ pub struct Typed {
 }
 
 impl Typed {
-    /// The place that a loader names.
+    /// The place that a loader names. `name_of` names one that is not here, by its type.
     ///
     /// # Errors
     /// Why a program cannot be attached there.
-    pub(super) fn new(attach_type: u32, btf_id: u32) -> Result<Typed, String> {
+    pub(super) fn new(attach_type: u32, btf_id: u32, name_of: impl Fn(u32) -> String) -> Result<Typed, String> {
         let kernel = kernel::known();
         let typed = |name: &str, calls, exit| Typed { attach_type, btf_id, name: name.to_owned(), calls, exit };
         if attach_type == attach_type::TRACE_RAW_TP {
             let found = kernel.call_tracepoints.iter().find(|(id, _)| *id == btf_id);
             let what = "with types there are the raw tracepoints sys_enter and sys_exit here";
-            let (_, name) = found.ok_or_else(|| format!("raw tracepoint of type {btf_id}: {what}"))?;
+            let (_, name) =
+                found.ok_or_else(|| format!("raw tracepoint {} is the kernel's own; {what}", name_of(btf_id)))?;
             return Ok(typed(name, Calls::All, *name == "sys_exit"));
         }
         let exit = match attach_type {
@@ -82,7 +83,8 @@ impl Typed {
         };
         let name = kernel.call_functions.get(&btf_id);
         let function = name.and_then(|name| CallFunction::named(name));
-        let function = function.ok_or_else(|| format!("the kernel's function of type {btf_id}: {HERE}"))?;
+        let function =
+            function.ok_or_else(|| format!("the function {} is in the kernel; {HERE}", name_of(btf_id)))?;
         Ok(typed(&function.name, function.calls, exit))
     }
 

@@ -138,6 +138,7 @@ fn tell_link(caller: &Caller<'_>, text: &mut String, link: &Link) {
         LinkTarget::Typed(_) => "tracing",
         LinkTarget::Uprobes(site) if site.ret => "uretprobe_multi",
         LinkTarget::Uprobes(_) => "uprobe_multi",
+        LinkTarget::Tracepoints(_) => "tracepoint_multi",
     };
     tell(text, "link_type", kind);
     tell(text, "link_id", link.id);
@@ -170,6 +171,10 @@ fn tell_link(caller: &Caller<'_>, text: &mut String, link: &Link) {
             for probe in &site.probes {
                 let _ = writeln!(text, "{}\t {:#x}\t {:#x}", probe.cookie, probe.offset, probe.counter);
             }
+        }
+        LinkTarget::Tracepoints(tracepoints) => {
+            tell(text, "tp_cnt", tracepoints.len());
+            tracepoints.iter().for_each(|tracepoint| tell(text, "tp_name", tracepoint));
         }
     }
 }

@@ -12,7 +12,7 @@ use super::attr::Attr;
 use super::bpf::{Info, program_of};
 use super::perf::refuse_attach;
 use super::tracepoint::Tracepoint;
-use super::{Caller, Outcome, Reply, raw_seccomp, refuse, refuse_aloud, uprobe_multi};
+use super::{Caller, Outcome, Reply, raw_seccomp, refuse, refuse_aloud, tracepoint_multi, uprobe_multi};
 use crate::kernel;
 use crate::loader::objects::{Event, EventKind, IdKind, Link, LinkTarget, Object, Program, VMLINUX_BTF_ID};
 use crate::realm::process_named;
@@ -43,6 +43,9 @@ pub(super) fn create(caller: &Caller<'_>, attr: &Attr) -> Reply {
         && matches!(kind, attach_type::TRACE_UPROBE_MULTI | attach_type::TRACE_UPROBE_SESSION)
     {
         return uprobe_multi::create(caller, attr, program, kind);
+    }
+    if program.prog_type == prog_type::TRACEPOINT && kind == attach_type::RING3_TRACEPOINT_MULTI {
+        return tracepoint_multi::create(caller, attr, program);
     }
     if program.typed.as_ref().is_some_and(|typed| typed.attach_type == kind) {
         // (The kernel would take other places for programs that replace functions of other programs.)
@@ -94,7 +97,7 @@ pub(super) fn open_raw_tracepoint(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let Some(tracepoint) = Tracepoint::raw(&name) else {
         return Err(if kernel::has_tracepoint(&name) {
             let what = "in user space there are sys_enter, sys_exit, sched_process_exec, _exit and _fork, and signal_generate";
-            refuse(Errno::EOPNOTSUPP, format_args!("raw tracepoint {name} is the kernel's own; {what}"))
+            refuse_aloud(caller, Errno::EOPNOTSUPP, &format!("raw tracepoint {name} is the kernel's own; {what}"))
         } else {
             Errno::ENOENT
         });
@@ -129,7 +132,8 @@ pub(super) fn info(caller: &Caller<'_>, link: &Link, given: &Info) -> Result<Inf
     let (program, cookie) = attached.as_ref().map_or((0, 0), |attached| (attached.program.id, attached.cookie));
     drop(attached);
     let kind = match &link.target {
-        LinkTarget::Event(_) => a::LINK_TYPE_PERF_EVENT,
+        // (The kernel has no type for links to many tracepoints: they are told as one of an event that is not named.)
+        LinkTarget::Event(_) | LinkTarget::Tracepoints(_) => a::LINK_TYPE_PERF_EVENT,
         LinkTarget::RawTracepoint(_) => a::LINK_TYPE_RAW_TRACEPOINT,
         LinkTarget::Typed(_) => a::LINK_TYPE_TRACING,
         LinkTarget::Uprobes(_) => a::LINK_TYPE_UPROBE_MULTI,
@@ -149,6 +153,7 @@ pub(super) fn info(caller: &Caller<'_>, link: &Link, given: &Info) -> Result<Inf
             info.put32(l::TRACING_BTF_ID.at, typed.btf_id).put64(l::TRACING_COOKIE.at, cookie);
         }
         LinkTarget::Uprobes(site) => return uprobe_multi::tell(caller, site, given, info),
+        LinkTarget::Tracepoints(_) => {}
     }
     Ok(info)
 }

@@ -320,6 +320,10 @@ pub(super) fn refuse_attach(caller: &Caller<'_>, kind: &EventKind, by: &str, ref
         EventKind::Sampled(..) if refusal.errno != Errno::EEXIST => {
             refuse_aloud(caller, refusal.errno, &format!("perf event {refusal}"))
         }
+        // (The kernel has no such case: tools print `Device or resource busy`, which says neither by whom nor what to do.)
+        _ if refusal.errno == Errno::EBUSY => {
+            refuse_aloud(caller, refusal.errno, &format!("not attached: {refusal}"))
+        }
         _ => refuse(refusal.errno, format_args!("{by}: {refusal}")),
     }
 }

@@ -1,6 +1,7 @@
 //! `BPF_PROG_LOAD`, and what is told of programs afterwards.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
@@ -16,14 +17,15 @@ use ring3_uapi::attr::{Field, PROG_INFO_BYTES};
 use ring3_uapi::bpf::{is_gpl_compatible, map_type, prog_type};
 use ring3_uapi::flags::BPF_F_SLEEPABLE;
 use ring3_uapi::helper;
-use ring3_verifier::{AddedWords, Input, MapShape, Policy, ProcessFilter, is_tracing, verify};
+use ring3_verifier::{AddedWords, Input, MapShape, Policy, ProcessFilter, Verified, is_tracing, verify};
 
 use super::attr::Attr;
 use super::bpf::{Info, Log, map_of, refuse_logged};
 use super::call_function::Typed;
 use super::raw_seccomp::leader;
+use super::recent::{Maker, Recalled};
 use super::source::{self, FUNC_RECORD_BYTES, LINE_RECORD_BYTES};
-use super::{Caller, Outcome, Reply, refuse};
+use super::{Caller, Outcome, Reply, refuse, refuse_aloud};
 use crate::kernel;
 use crate::loader::objects::{IdKind, MapObject, Object, Program, Source, VMLINUX_BTF_ID};
 use crate::realm::{ExtensionClass, Isolation, MapSlot, Terminal, fresh_nonce, possible_cpus};
@@ -64,6 +66,9 @@ struct BuiltProgram {
     aot: Option<Result<(), String>>,
 }
 
+/// Programs by which tools find out what there is have so many instructions at most: `r0 = 0; exit`.
+const QUESTION_INSNS_MAX: u32 = 2;
+
 pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let (kind, count) = (attr.u32(0), attr.u32(4));
     if attr.u32(p::PROG_FLAGS.at) & !PROG_FLAGS != 0 {
@@ -82,8 +87,14 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         return Err(refuse(errno, format_args!("program type {name}: {why}")));
     }
     let name = attr.name(48)?;
-    let typed = is_typed.then(|| Typed::new(attr.u32(p::EXPECTED_ATTACH_TYPE.at), btf_id)).transpose();
-    let typed = typed.map_err(|why| refuse(Errno::EINVAL, format_args!("program {name:?}: {why}")))?;
+    // (Whoever asks only whether there is such a place is not told on the terminal, and need not wait for its name.)
+    let is_question = count <= QUESTION_INSNS_MAX;
+    let name_of = |id| if is_question { format!("of type {id}") } else { kernel::name_of_type(id) };
+    let typed = is_typed.then(|| Typed::new(attr.u32(p::EXPECTED_ATTACH_TYPE.at), btf_id, name_of)).transpose();
+    let typed = typed.map_err(|why| match format!("program {name:?}: {why}") {
+        why if is_question => refuse(Errno::EINVAL, why),
+        why => refuse_aloud(caller, Errno::EINVAL, &why),
+    })?;
     let log = Log::new(caller, attr, [p::LOG_LEVEL, p::LOG_SIZE, p::LOG_BUF, p::LOG_TRUE_SIZE])?;
     let mut insns = ring3_isa::decode(&bytes).ok_or(Errno::EINVAL)?;
     let tag = ring3_names::tag(&insns);
@@ -161,10 +172,9 @@ impl NewProgram<'_> {
         });
         let made = match stored {
             Some(Ok(made)) => made,
-            other => BuiltProgram {
-                aot: other.and_then(Result::err).map(Err),
-                ..self.compile(caller.session.options.compiling.engine, hardens)?
-            },
+            other => {
+                BuiltProgram { aot: other.and_then(Result::err).map(Err), ..self.recall_or_compile(caller, hardens)? }
+            }
         };
         match &made.aot {
             Some(Ok(())) => tracing::info!("program {:?}: aot: used", self.name),
@@ -175,6 +185,28 @@ impl NewProgram<'_> {
         }
         self.check_maps()?;
         Ok(made)
+    }
+
+    /// Takes code of a program that was compiled lately, or verifies and compiles, and keeps that.
+    fn recall_or_compile(&self, caller: &Caller<'_>, hardens: bool) -> Result<BuiltProgram, Errno> {
+        let engine = caller.session.options.compiling.engine;
+        let is_kept = !hardens && self.extension.is_none() && self.typed.is_none();
+        let map_at = |at| self.shape(&reference(&self.insns, at)?);
+        let subject = is_kept.then(|| Subject::new(self.kind, &self.insns, &map_at)).flatten();
+        let Some(subject) = subject else { return self.compile(engine, hardens, |_, _, _| ()) };
+        let (recent, maker) =
+            (&caller.subsystem().recent, Maker { engine, administers: self.rights.may_administer() });
+        // (The verifier has its log from going through the program.)
+        let found =
+            (self.log.level == 0).then(|| recent.find(maker, &subject, &|slot| self.constant(slot))).flatten();
+        if let Some(Recalled { code, engine, facts, verified_insns, added }) = found {
+            tracing::debug!("program {:?}: code of the same program that was loaded before", self.name);
+            let slots = subject.slots().to_vec();
+            return Ok(BuiltProgram { code, engine, facts, verified_insns, slots, added: Some(added), aot: None });
+        }
+        self.compile(engine, hardens, |verified, made, constants| {
+            recent.keep(maker, &subject, verified, made, constants);
+        })
     }
 
     /// The code of a file, if it has the same program, compiled for the same maps and constants.
@@ -213,7 +245,19 @@ impl NewProgram<'_> {
         policy
     }
 
-    fn compile(&self, engine: Engine, hardens: bool) -> Result<BuiltProgram, Errno> {
+    /// Verifies and compiles. `keep` is given what was made of what, with the values of maps that the verifier asked for.
+    fn compile(
+        &self,
+        engine: Engine,
+        hardens: bool,
+        keep: impl FnOnce(&Verified, (&Code, Engine), &[(u32, Vec<u8>)]),
+    ) -> Result<BuiltProgram, Errno> {
+        let constants = RefCell::new(BTreeMap::new());
+        let constant_value = |slot| {
+            let value = self.constant(slot)?;
+            constants.borrow_mut().insert(slot, value.clone());
+            Some(value)
+        };
         let verified = verify(&Input {
             insns: &self.insns,
             prog_type: self.kind.prog_type,
@@ -225,7 +269,7 @@ impl NewProgram<'_> {
             lines: source::texts(&self.source),
             map_by_fd: &|fd| self.shape(&Reference::Fd(fd)),
             map_by_index: &|index| self.shape(&Reference::Index(index)),
-            constant_value: &|slot| self.constant(slot),
+            constant_value: &constant_value,
         })
         .map_err(|report| self.refuse(report.errno, &report.log, &report))?;
         self.log.write(verified.log())?;
@@ -236,6 +280,7 @@ impl NewProgram<'_> {
             let text = format!("compiling failed: {error}\n");
             self.refuse(Errno::EINVAL, &text, &text)
         })?;
+        keep(&verified, (&code, engine), &constants.take().into_iter().collect::<Vec<_>>());
         let slots = verified.maps().iter().map(|map| map.slot).collect();
         Ok(BuiltProgram {
             code,

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
+use ring3_inject as inject;
+use ring3_layout::PAGE_BYTES;
 use ring3_layout::realm::{Request, request};
 use ring3_layout::thread::THREADS_MAX;
 
@@ -244,6 +246,7 @@ impl Actor {
                 | request::KIND_TRAPS_OFF
                 | request::KIND_FILTER
                 | request::KIND_OWN_DISPATCH
+                | request::KIND_CODE_MOVES
                 | request::KIND_GATE
         );
         if stops_requester && self.executions.contains_key(&requester) {
@@ -287,9 +290,22 @@ impl Actor {
                 const WHY: &str = "it is about to catch its own system calls (syscall user dispatch)";
                 self.let_go_at_once((requester, pid), WHY);
             }
+            request::KIND_CODE_MOVES => {
+                let first = (argument >> request::PAGES_BITS) * PAGE_BYTES;
+                let end = first.saturating_add((argument & ((1 << request::PAGES_BITS) - 1)) * PAGE_BYTES);
+                let mappings = inject::mappings(inject::Pid(requester)).unwrap_or_default();
+                // (A library may have been where other memory is now.)
+                let is_code = |mapping: &inject::Mapping| {
+                    mapping.is_executable() && mapping.range.start < end && first < mapping.range.end
+                };
+                if mappings.iter().any(is_code) {
+                    self.let_go_at_once((requester, pid), "it is about to move code that is probed (mremap)");
+                }
+            }
             request::KIND_GATE => self.meet_call_by_gate(requester, pid),
             request::KIND_MAPPING_ADDED => {
-                self.look_for_large_files(requester);
+                let mappings = inject::mappings(inject::Pid(requester)).unwrap_or_default();
+                self.look_for_large_files(requester, &mappings);
                 if self.awaits_files(requester) {
                     // (Requests are looked at again when they are analysed.)
                     return Served::Handed;
@@ -309,14 +325,18 @@ impl Actor {
 
     /// `requester`: the target that asks; `process` may be a child of one.
     fn serve_exec(&mut self, claim: Claim, process: u32, requester: Option<u32>) -> Served {
-        if self.executions.contains_key(&process) {
-            // The one that is followed ends, or the process does; then requests are looked at again.
-            return Served::Handed;
+        // (Of who has not been adopted the id was looked up just now.)
+        let is_first = requester.is_none() && claim.tid == claim.pid;
+        let thread = if is_first { Some(process) } else { process::thread_named(process, claim.tid) };
+        let Some(thread) = thread else { return Served::Done };
+        if let Some(execution) = self.executions.get(&process) {
+            // That of `ring3 start` in a target is what is announced here. Any other one that is followed ends, or the process does;
+            // then requests are looked at again.
+            return if execution.is_of_user(thread) { Served::Done } else { Served::Handed };
         }
         if !self.may_follow(claim.nonce) {
             return Served::Later;
         }
-        let Some(thread) = process::thread_named(process, claim.tid) else { return Served::Done };
         let parent = match requester.and_then(|pid| self.targets.get(&pid)) {
             Some(parent) => parent,
             None => match self.all_tables().find(|tables| tables.nonce == claim.nonce) {

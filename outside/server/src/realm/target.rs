@@ -68,6 +68,8 @@ pub(super) struct Target {
     pub(super) pid: u32,
     /// Process id in its own namespace.
     pub(super) own_pid: u32,
+    /// In how many pid namespaces it can be seen from here.
+    levels: u32,
     pub(super) comm: String,
     /// What the kernel has told of it when it became a target.
     pub(super) life: Life,
@@ -210,6 +212,7 @@ impl Target {
             switched_off: BTreeMap::new(),
             faulted: BTreeMap::new(),
             own_pid: info.own_pid,
+            levels: info.levels,
             comm: info.comm,
             life: Life::of(pid).unwrap_or_default(),
             explicit,
@@ -399,8 +402,8 @@ impl Target {
                 awaits_counters,
                 maps_key: self.protection.access_bit(),
                 unwind,
-                levels: process::levels(self.pid),
-                reserved: 0,
+                levels: self.levels,
+                tick_ns: ring3_run::tick_ns(),
             },
         );
     }

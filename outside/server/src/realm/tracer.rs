@@ -80,7 +80,8 @@ pub(super) enum Command {
     Requests,
     /// Large files are wanted.
     AnalyseFiles,
-    AtNewProgram(u32, u64, Sender<Work>),
+    /// With what is mapped there.
+    AtNewProgram(u32, u64, Arc<[inject::Mapping]>, Sender<Work>),
     /// With what the thread still waits for, if it was not let go.
     ExecutionEnded(u32, u64, ExecutionOutcome, Option<Ready>),
     Snapshot(Sender<(Vec<TargetStatus>, Vec<NotTraced>)>),
@@ -311,6 +312,7 @@ impl Actor {
             self.remove(removed);
             self.handle_deferred();
             self.take_candidates();
+            self.tell_who_sees_nothing();
             self.follow_those_who_wait();
             self.rung |= self.requests_wait;
             self.serve_requests();
@@ -376,6 +378,7 @@ impl Actor {
         self.has_orphans
             || !self.orphans.is_empty()
             || self.requests_wait
+            || self.takes.has_to_tell()
             || !self.young_forks.is_empty()
             || !self.deferred.is_empty()
             || !self.detach_requests.is_empty()
@@ -398,7 +401,10 @@ impl Actor {
     pub(super) fn handle(&mut self, command: Command) {
         let is_new = |pid: &u32| matches!(command, Command::AtNewProgram(..)) || !self.targets.contains_key(pid);
         if let Some(pid) = command.looks_at().filter(is_new) {
-            self.look_for_large_files(pid);
+            match &command {
+                Command::AtNewProgram(_, _, mappings, _) => self.look_for_large_files(pid, mappings),
+                _ => self.look_for_large_files(pid, &inject::mappings(inject::Pid(pid)).unwrap_or_default()),
+            }
         }
         self.take_up_orphan(&command);
         match self.is_for_later(&command) {
@@ -450,7 +456,7 @@ impl Actor {
                 self.cancel_execution(pid);
                 self.follow((pid, pid), kept, Announcer::User(reply), ready);
             }
-            Command::AtNewProgram(pid, number, give) => self.at_new_program(pid, number, give),
+            Command::AtNewProgram(pid, number, _, give) => self.at_new_program(pid, number, give),
             Command::ExecutionEnded(pid, number, ended, held) => self.end_execution(pid, number, ended, held),
             Command::RemoveTarget(pid, verify, reply) => self.remove_target(pid, verify, reply),
             Command::MapCompanions(reply) => {
@@ -543,7 +549,8 @@ impl Actor {
             self.detach_within(pid, DETACH_AT_ONCE).map_err(|not| not.refusal)?;
         }
         if let Some(server) = process::other_server(pid) {
-            let what = format!("process {pid} is a target of another ring3 server ({server}); detach it there first");
+            let how = server.how_to_detach(pid);
+            let what = format!("process {pid} is a target of another ring3 server ({server}); {how}");
             return Err(Refusal::new(Errno::EBUSY, what));
         }
         let started = Instant::now();

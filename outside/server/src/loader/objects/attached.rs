@@ -100,11 +100,11 @@ impl Drop for Attached {
     }
 }
 
-/// A program's place at a perf event, and at the tracepoint if it is of one. Free again when dropped.
+/// A program's place at a perf event, and at the tracepoints that it is for. Free again when dropped.
 pub(super) struct EventSlot {
-    event: Arc<AtomicU32>,
+    event: Option<Arc<AtomicU32>>,
     program: u32,
-    tracepoint: Option<(Arc<Tracepoints>, Tracepoint)>,
+    tracepoints: Option<(Arc<Tracepoints>, Vec<Tracepoint>)>,
 }
 
 impl EventSlot {
@@ -117,20 +117,41 @@ impl EventSlot {
         if event.compare_exchange(0, program, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return Err(Refusal::new(Errno::EEXIST, "the event has a program already"));
         }
-        let mut seat = EventSlot { event: event.clone(), program, tracepoint: None };
+        let mut seat = EventSlot { event: Some(event.clone()), program, tracepoints: None };
         if let Some(site) = site {
-            site.programs.add(site.tracepoint, program)?;
-            seat.tracepoint = Some((site.programs.clone(), site.tracepoint));
+            seat.add(&site.programs, &[site.tracepoint])?;
         }
         Ok(seat)
+    }
+
+    /// A place at tracepoints, without an event: at all of them, or at none.
+    pub(super) fn of_tracepoints(
+        all: &Arc<Tracepoints>,
+        wanted: &[Tracepoint],
+        program: u32,
+    ) -> Result<EventSlot, Refusal> {
+        let mut seat = EventSlot { event: None, program, tracepoints: None };
+        seat.add(all, wanted)?;
+        Ok(seat)
+    }
+
+    fn add(&mut self, all: &Arc<Tracepoints>, wanted: &[Tracepoint]) -> Result<(), Refusal> {
+        let (all, taken) = self.tracepoints.insert((all.clone(), vec![]));
+        for tracepoint in wanted {
+            all.add(*tracepoint, self.program)?;
+            taken.push(*tracepoint);
+        }
+        Ok(())
     }
 }
 
 impl Drop for EventSlot {
     fn drop(&mut self) {
-        if let Some((programs, tracepoint)) = &self.tracepoint {
-            programs.remove(*tracepoint, self.program);
+        if let Some((all, taken)) = &self.tracepoints {
+            taken.iter().for_each(|tracepoint| all.remove(*tracepoint, self.program));
         }
-        self.event.store(0, Ordering::Release);
+        if let Some(event) = &self.event {
+            event.store(0, Ordering::Release);
+        }
     }
 }

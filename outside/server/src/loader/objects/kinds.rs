@@ -17,7 +17,7 @@ use super::attached::{Attached, EventSlot};
 use super::kernel_types::KernelTypes;
 use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
 use super::sampled::SampledEvent;
-use super::tracepoints::{self, KprobeSite, TracepointSite};
+use super::tracepoints::{self, KprobeSite, TracepointSite, Tracepoints};
 use super::uprobes::{MultiSite, UprobeSite};
 use crate::loader::call_function::Typed;
 use crate::loader::tracepoint::Tracepoint;
@@ -324,12 +324,7 @@ impl Event {
         if program.prog_type != wanted {
             return Err(Refusal::new(Errno::EINVAL, words));
         }
-        if let Some(site) = shared
-            && program.facts.context_bytes > site.tracepoint.context_bytes()
-        {
-            let words = format!("program {:?} reads behind the end of {}", program.name, site.tracepoint);
-            return Err(Refusal::new(Errno::EACCES, words));
-        }
+        shared.map_or(Ok(()), |site| may_run_at(&program, site.tracepoint))?;
         if program.facts.overrides && !matches!(&self.kind, EventKind::Kprobe(site, _) if !site.ret) {
             // Mirrors kernel/trace/bpf_trace.c:perf_event_attach_bpf_prog.
             let words = "bpf_override_return is for programs at the beginning of system calls";
@@ -433,6 +428,16 @@ impl Event {
     }
 }
 
+/// Whether a program of type `TRACEPOINT` reads nothing that a tracepoint does not have.
+/// Mirrors kernel/events/core.c:__perf_event_set_bpf_prog.
+fn may_run_at(program: &Program, tracepoint: Tracepoint) -> Result<(), Refusal> {
+    if program.facts.context_bytes <= tracepoint.context_bytes() {
+        return Ok(());
+    }
+    let words = format!("program {:?} reads behind the end of {tracepoint}", program.name);
+    Err(Refusal::new(Errno::EACCES, words))
+}
+
 /// What a link leads to.
 pub enum LinkTarget {
     /// A perf event.
@@ -443,6 +448,8 @@ pub enum LinkTarget {
     Typed(Typed),
     /// Many uprobes of a file.
     Uprobes(MultiSite),
+    /// Many tracepoints.
+    Tracepoints(Vec<Tracepoint>),
 }
 
 /// A link from a program to what makes it run.
@@ -493,6 +500,23 @@ impl Link {
         Ok(Link { id, target: LinkTarget::Uprobes(site), attached: Mutex::new(Some(attached)) })
     }
 
+    /// Puts a program on many tracepoints: on all, or on none. Who may do that and where it runs, the rights of the program's loader
+    /// say, as for raw tracepoints.
+    pub fn tracepoints(
+        id: u32,
+        program: Arc<Program>,
+        wanted: Vec<Tracepoint>,
+        all: &Arc<Tracepoints>,
+    ) -> Result<Link, Refusal> {
+        wanted.iter().try_for_each(|tracepoint| may_run_at(&program, *tracepoint))?;
+        let seat = EventSlot::of_tracepoints(all, &wanted, program.id)?;
+        let (realm, rights) = (program.realm.clone(), program.rights.clone());
+        let point = |tracepoint: &Tracepoint| (tracepoints::point(*tracepoint, SyscallContext::Tracepoint), 0);
+        let points = wanted.iter().map(point).collect();
+        let attached = Attached::new(&realm, program, id, points, (None, &rights), Some(seat))?;
+        Ok(Link { id, target: LinkTarget::Tracepoints(wanted), attached: Mutex::new(Some(attached)) })
+    }
+
     pub(super) fn describe(&self) -> Value {
         let attached = self.attached.lock().expect("no panic under this lock");
         match (&self.target, attached.as_ref()) {
@@ -511,6 +535,11 @@ impl Link {
                 let mut row = attached.describe(self.id);
                 (row["file"], row["uprobes"]) = (site.file.shown.clone().into(), site.probes.len().into());
                 (row["ret"], row["pid"]) = (site.ret.into(), site.pid.into());
+                row
+            }
+            (LinkTarget::Tracepoints(tracepoints), Some(attached)) => {
+                let mut row = attached.describe(self.id);
+                row["tracepoints"] = tracepoints.len().into();
                 row
             }
             (_, None) => json!({ "id": self.id }),

@@ -45,6 +45,7 @@ pub use tracepoints::{KprobeSite, PROGRAMS_MAX, TracepointSite, Tracepoints};
 pub use uprobes::{MultiProbe, MultiSite, ProbedFile, UprobePlaces, UprobeSite};
 use watch::{Closes, Watch};
 
+use crate::loader::recent::RecentPrograms;
 use crate::realm::Realm;
 use crate::rights::Rights;
 
@@ -137,6 +138,8 @@ pub struct Subsystem {
     pub tracepoints: Arc<Tracepoints>,
     /// Where uprobes are.
     pub uprobes: Arc<UprobePlaces>,
+    /// Programs that need not be compiled again.
+    pub recent: RecentPrograms,
     /// What loaders may hold.
     pub descriptors: Arc<Quota>,
     /// See `descriptors`.
@@ -173,6 +176,7 @@ impl Subsystem {
             realm,
             tracepoints: Arc::default(),
             uprobes: Arc::default(),
+            recent: RecentPrograms::default(),
             descriptors: Quota::of_descriptors(),
             map_slots: Quota::of_maps(),
             held: Mutex::default(),
@@ -196,6 +200,7 @@ impl Subsystem {
                     closes.look(|id| subsystem.look(id));
                     if swept.elapsed() >= SWEEP_EVERY {
                         subsystem.sweep();
+                        subsystem.recent.forget_old();
                         swept = Instant::now();
                     }
                 }

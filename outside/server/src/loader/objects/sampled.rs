@@ -15,46 +15,12 @@ use super::attached::{Attached, EventSlot};
 use super::kinds::Program;
 use crate::realm::{EventSpec, HostedEvent, HostedProgram, Realm, Refusal, put};
 
-/// Helpers for which it does not matter what the event interrupts.
-const NEUTRAL: [u32; 41] = [
-    helper::MAP_LOOKUP_ELEM,
-    helper::MAP_UPDATE_ELEM,
-    helper::MAP_DELETE_ELEM,
-    helper::MAP_PUSH_ELEM,
-    helper::MAP_POP_ELEM,
-    helper::MAP_PEEK_ELEM,
-    helper::MAP_LOOKUP_PERCPU_ELEM,
-    helper::FOR_EACH_MAP_ELEM,
-    helper::KTIME_GET_NS,
-    helper::KTIME_GET_BOOT_NS,
-    helper::KTIME_GET_COARSE_NS,
-    helper::KTIME_GET_TAI_NS,
+/// Helpers for which it does not matter what the event interrupts, beside [`helper::SELF_CONTAINED`].
+const NEUTRAL: [u32; 7] = [
     helper::TRACE_PRINTK,
     helper::TRACE_VPRINTK,
     helper::SNPRINTF,
-    helper::STRNCMP,
-    helper::STRTOL,
-    helper::STRTOUL,
-    helper::GET_PRANDOM_U32,
-    helper::GET_SMP_PROCESSOR_ID,
-    helper::GET_NUMA_NODE_ID,
-    helper::JIFFIES64,
-    helper::GET_ATTACH_COOKIE,
-    helper::LOOP,
     helper::PERF_EVENT_OUTPUT,
-    helper::RINGBUF_OUTPUT,
-    helper::RINGBUF_RESERVE,
-    helper::RINGBUF_SUBMIT,
-    helper::RINGBUF_DISCARD,
-    helper::RINGBUF_QUERY,
-    helper::RINGBUF_RESERVE_DYNPTR,
-    helper::RINGBUF_SUBMIT_DYNPTR,
-    helper::RINGBUF_DISCARD_DYNPTR,
-    helper::USER_RINGBUF_DRAIN,
-    helper::DYNPTR_FROM_MEM,
-    helper::DYNPTR_READ,
-    helper::DYNPTR_WRITE,
-    helper::DYNPTR_DATA,
     // Every place of an array of cgroups is empty.
     helper::CURRENT_TASK_UNDER_CGROUP,
     // No event has branches in its samples.
@@ -247,7 +213,9 @@ pub fn check_period(spec: &EventSpec) -> Result<(), Errno> {
 fn asks(program: &Program) -> Result<Option<Asked>, Refusal> {
     let insns = ring3_isa::decode(&program.insns).unwrap_or_default();
     let called: BTreeSet<u32> = insns.iter().filter_map(called).collect();
-    let is_known = |id: &u32| NEUTRAL.contains(id) || READING.contains(id) || ANSWERED.contains(id);
+    let is_known = |id: &u32| {
+        helper::SELF_CONTAINED.contains(id) || NEUTRAL.contains(id) || READING.contains(id) || ANSWERED.contains(id)
+    };
     if let Some(other) = called.iter().copied().find(|id| !is_known(id)) {
         let helper = helper::name(other).unwrap_or("?");
         let words = format!("program {:?} calls bpf_{helper}, which ring3 does not have for events", program.name);

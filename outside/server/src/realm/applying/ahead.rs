@@ -125,7 +125,11 @@ impl Target {
         let mut batch = Batch::default();
         for want in calls.iter().filter(|want| !is_near_site(want)) {
             let call = want.plan.key();
-            if !self.syscalls.knows(call) && self.add_call(memory, want.clone(), &mut batch, caught).is_ok() {
+            // (What is changed for those that were there before is run meanwhile.)
+            if !self.syscalls.knows(call)
+                && !self.syscalls.had(call)
+                && self.add_call(memory, want.clone(), &mut batch, caught).is_ok()
+            {
                 ahead.calls.push(call);
             }
         }

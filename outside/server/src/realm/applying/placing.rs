@@ -7,6 +7,7 @@ use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_uapi::Errno;
 
+use crate::realm::calls::WantedCall;
 use crate::realm::sites::{CaughtCalls, Place, Unplaced, Use, WantedSite};
 use crate::realm::target::{Link, Target, refuse};
 use crate::realm::{AttachmentId, Refusal, Shared};
@@ -208,5 +209,52 @@ impl Target {
             }
         }
         Err(Refusal::new(Errno::ENOTSUPP, format!("{}: the process does not become ready for it", want.name())))
+    }
+
+    /// Makes the site exist, and its programs run.
+    pub(in crate::realm) fn place_site(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        want: WantedSite,
+        caught: &CaughtCalls,
+    ) -> Result<(), Unplaced> {
+        let address = want.place.address;
+        if self.sites.get(&address).is_some_and(|site| site.place != want.place) {
+            // Another file is mapped there now; the old site went with its mapping, and its hook is no more.
+            self.sites.remove(&address);
+            self.sites.values_mut().for_each(|site| site.members.retain(|member| *member != address));
+        }
+        let mut moved = vec![];
+        let placed = self.place_among_calls(stopped, want, caught, &mut moved);
+        if !moved.is_empty() {
+            self.place_calls(stopped, moved);
+        }
+        placed
+    }
+
+    /// Makes the site exist where calls may be seen, of which some are taken out of its way.
+    fn place_among_calls(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        want: WantedSite,
+        caught: &CaughtCalls,
+        moved: &mut Vec<WantedCall>,
+    ) -> Result<(), Unplaced> {
+        let address = want.place.address;
+        if !self.sites.contains_key(&address) {
+            let site = match self.plan_site(want.clone(), caught) {
+                Ok(site) => site,
+                Err(refusal) => {
+                    *moved = self.take_calls_out_of_the_way(stopped, &want);
+                    if moved.is_empty() {
+                        return Err(refusal.into());
+                    }
+                    self.plan_site(want, caught)?
+                }
+            };
+            self.sites.insert(address, site);
+        }
+        self.make_neighbours_plain(stopped, address)?;
+        self.write_site(stopped, address)
     }
 }

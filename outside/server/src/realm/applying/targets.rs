@@ -54,13 +54,12 @@ impl Actor {
         }
     }
 
-    /// Has the large files of a process analysed that nothing is known of.
-    pub(in crate::realm) fn look_for_large_files(&mut self, pid: u32) {
-        let mappings = inject::mappings(inject::Pid(pid)).unwrap_or_default();
+    /// Has the large files of a process analysed, which has these mappings, that nothing is known of.
+    pub(in crate::realm) fn look_for_large_files(&mut self, pid: u32, mappings: &[inject::Mapping]) {
         // (With RING3_PERF ring3's own code in a target is in files, too.)
         let code: Vec<&inject::Mapping> = match self.targets.get(&pid) {
-            Some(target) => target.code_not_ours(&mappings).collect(),
-            None => code_of(&mappings).collect(),
+            Some(target) => target.code_not_ours(mappings).collect(),
+            None => code_of(mappings).collect(),
         };
         let with_files = code.into_iter().filter(|mapping| mapping.inode != 0);
         let files: BTreeMap<PathBuf, FileKey> =

@@ -86,6 +86,12 @@ impl SyscallInterest {
         self.any && (self.all || self.ahead || self.numbers.contains(&number))
     }
 
+    /// Whether a call is seen at best for what hardly any program does: it takes the vDSO away, or limits its address space.
+    pub(in crate::realm) fn can_do_without(&self, number: Option<i64>) -> bool {
+        const RARELY_MATTER: [i64; 5] = [nr::MUNMAP, nr::MREMAP, nr::GETRLIMIT, nr::SETRLIMIT, nr::PRLIMIT64];
+        number.is_some_and(|number| RARELY_MATTER.contains(&number) && !self.covers(number as u32))
+    }
+
     /// Whether a site is to be replaced. A dynamic loader's mappings are always seen.
     pub(in crate::realm) fn has(&self, plan: &SyscallPlan, in_loader: bool, uses_sud: bool) -> bool {
         match plan.number.map(i64::from) {

@@ -9,6 +9,7 @@ mod callers;
 mod filters;
 mod interest;
 pub(super) mod restore;
+mod subscribers;
 pub(super) mod sud;
 mod trampolines;
 mod unseen;

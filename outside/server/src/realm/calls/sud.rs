@@ -25,7 +25,9 @@ use crate::realm::Refusal;
 use crate::realm::files::file_of;
 use crate::realm::process::{Cleaning, own_pid, read_process, read_value};
 use crate::realm::refusal::refusal_of;
-use crate::realm::signals::{action_of, actions, field, masks_are_stable, read_word, set_action, write_flag};
+use crate::realm::signals::{
+    action_of, actions, blocks_meanwhile, field, masks_are_stable, read_word, set_action, write_flag,
+};
 use crate::realm::sites::{CaughtCalls, in_agent};
 use crate::realm::target::{STOP_WITHIN, Target};
 
@@ -293,12 +295,38 @@ impl Target {
         self.install(stopped).map_err(refusal_of)?;
         let config = inject::Dispatch { mode: 1, selector: 0, offset: self.region, bytes: SUD_ALLOWED_BYTES };
         for tid in stopped.threads().to_vec() {
-            if stopped.signals_blocked(tid).map_err(refusal_of)? & SIGSYS_BIT == 0 {
+            if self.may_dispatch(stopped, tid).map_err(refusal_of)? {
                 stopped.set_dispatch(tid, config).map_err(refusal_of)?;
             }
         }
         self.sud.armed = true;
         Ok(true)
+    }
+
+    /// Whether SUD may be switched on for a thread: it does not block SIGSYS now, nor before the agent sees its next call. A thread
+    /// in a call with a mask of its own makes the call again when it is resumed. If the agent does not see that, SUD stays off, and
+    /// the agent is told to switch it on when the call has ended.
+    fn may_dispatch(&self, stopped: &mut inject::Stopped, tid: u32) -> Result<bool, inject::Error> {
+        if stopped.signal_mask(tid)? & SIGSYS_BIT != 0 {
+            return Ok(false);
+        }
+        let registers = stopped.registers(tid)?;
+        match inject::made_again(&registers).filter(|_| blocks_meanwhile(stopped, tid, SIGSYS_BIT).unwrap_or(true)) {
+            None => Ok(stopped.signals_blocked(tid)? & SIGSYS_BIT == 0),
+            Some(again) if (self.region..self.region + REGION_BYTES).contains(&again.rip) => {
+                let cleaning = Cleaning { pid: self.pid, region: self.region };
+                if let Some(block) = cleaning.block_of(stopped, tid)? {
+                    let off_until = block + offset_of!(ThreadBlock, sud_off_until) as u64;
+                    stopped.write(off_until, &registers.rsp.to_le_bytes())?;
+                }
+                Ok(false)
+            }
+            Some(_) => {
+                // The mask of the call, with which a handler would begin that runs before the call is made again, is gone then.
+                stopped.unblock(tid, 0)?;
+                Ok(true)
+            }
+        }
     }
 
     /// Makes the action of SIGSYS ours, takes it out of the masks of all others, and tells the agent.

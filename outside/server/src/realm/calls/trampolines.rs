@@ -1,5 +1,4 @@
-//! The system calls of a target: which of its `syscall` instructions go through trampolines, and which links subscribe
-//! to them.
+//! The system calls of a target: which of its `syscall` instructions go through trampolines.
 //!
 //! A link wants one call or all of them. Sites whose number is known to be another stay as they are. What is written where
 //! stands in the table of sites in the control page, so that whoever cleans up needs nothing else.
@@ -11,35 +10,26 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ring3_inject as inject;
-use ring3_layout::control::{ATTACHMENTS_OFFSET, Attachment, range_pack, range_unpack};
-use ring3_layout::region::{CONTROL_OFFSET, STATE_OFFSET, TRAMPOLINES_OFFSET};
+use ring3_layout::region::{CONTROL_OFFSET, TRAMPOLINES_OFFSET};
 use ring3_layout::syscall::{
-    ALWAYS, CALL_AT, CALL_SHIFT, CLONE_SYSCALLS, IDENTITY_CHANGERS, NO_PROCESS, OTHER_NUMBERS, SITES_MAX,
-    SITES_OFFSET, SLOW_PATH_SYSCALLS, SYSCALL_BYTES, Subscribers, SyscallSite, SyscallTables, TABLES_OFFSET,
+    CALL_AT, CLONE_SYSCALLS, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite, SyscallTables, TABLES_OFFSET,
     TRAMPOLINE_BYTES,
 };
-use ring3_layout::task_event::TaskEvent;
-use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, ThreadBlock};
 use ring3_patch::{JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan, TrampolineLinks};
 use ring3_uapi::Errno;
 use ring3_uapi::nr;
 
 use super::callers::number_of;
-use super::interest::{
-    CallSeries, SyscallInterest, concerns_sud, concerns_traps, is_always, is_of_event, may_change_masks,
-};
+use super::interest::{CallSeries, SyscallInterest, may_change_masks};
+use super::subscribers::{Listed, Published};
 use super::sud;
 use super::unseen::Unseen;
-use crate::kernel::known;
 use crate::realm::files::{Modules, SyscallPlans, is_dynamic_loader, likely_key_of};
 use crate::realm::process::{put_back, read_process};
 use crate::realm::refusal::refusal_of;
-use crate::realm::sites::{Batch, CaughtCalls, CodeMemory, in_agent, is_written};
+use crate::realm::sites::{Batch, CaughtCalls, CodeMemory, Site, WantedSite, in_agent, is_written};
 use crate::realm::target::{Link, Target};
-use crate::realm::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallContext};
-
-/// Where in the control page the attachment of nobody is.
-const NOBODY_OFFSET: u64 = TABLES_OFFSET + offset_of!(SyscallTables, nobody) as u64;
+use crate::realm::{AttachmentId, Refusal, Shared};
 
 /// Calls of a process, and what it has beside them.
 #[derive(Clone, Debug, Default)]
@@ -79,15 +69,12 @@ pub(in crate::realm) fn wanted(
     let (mut found, mut refused, mut any_small) = (vec![], None, false);
     let mut told = BTreeSet::new();
     for mapping in mappings.iter().filter(|mapping| mapping.is_executable()) {
-        let in_loader = is_loader(&mapping.path);
-        let (plans, small_stacks) = match &mapping.path[..] {
-            "[vdso]" if interest.any || interest.follow => match vdso {
-                Some(plans) => (plans.in_mapping(mapping).collect(), false),
-                None => continue,
-            },
+        // (None: the vDSO's.)
+        let plans: Option<Arc<SyscallPlans>> = match &mapping.path[..] {
+            "[vdso]" if interest.any || interest.follow => None,
             path if mapping.inode != 0 && !mapping.is_shared() && !path.starts_with("/memfd:ring3-") => {
                 let Some((file, key)) = likely_key_of(pid, mapping) else { continue };
-                let plans: Arc<SyscallPlans> = modules.syscalls(key, &file);
+                let plans = modules.syscalls(key, &file);
                 // (A file's code may be mapped in parts.)
                 if interest.any && told.insert((mapping.dev, mapping.inode)) {
                     wanted
@@ -103,31 +90,42 @@ pub(in crate::realm) fn wanted(
                         Some(format!("a call of {path} at {call:#x} cannot be replaced"))
                     });
                 }
-                (plans.in_mapping(mapping).collect::<Vec<_>>(), plans.small_stacks)
+                any_small |= plans.small_stacks;
+                Some(plans)
             }
             _ => continue,
         };
-        any_small |= small_stacks;
-        found.extend(plans.into_iter().map(|plan| {
-            let call =
-                WantedCall { plan, mapping: mapping.range.clone(), file: (mapping.dev, mapping.inode), small_stacks };
-            (call, in_loader)
-        }));
+        found.push((mapping, plans));
     }
     // (What comes behind a call that was caught needs more room than there is in Go.)
     wanted.sud = unscanned.filter(|_| interest.any && !any_small).and_then(|unscanned| refused.or_else(unscanned));
     let uses_sud = wanted.sud.is_some();
-    found.retain(|(call, in_loader)| interest.has(&call.plan, *in_loader, uses_sud));
-    wanted.calls = found.into_iter().map(|(call, _)| call).collect();
+    for (mapping, plans) in found {
+        let small_stacks = plans.as_ref().is_some_and(|plans| plans.small_stacks);
+        let Some(plans) = plans.as_deref().or(vdso) else { continue };
+        let in_loader = is_loader(&mapping.path);
+        // (The C library makes hundreds of calls, of which few are wanted mostly.)
+        let calls = plans.in_mapping(mapping, |plan| interest.has(plan, in_loader, uses_sud));
+        let file = (mapping.dev, mapping.inode);
+        let wants = |plan| WantedCall { plan, mapping: mapping.range.clone(), file, small_stacks };
+        wanted.calls.extend(calls.map(wants));
+    }
     wanted
+}
+
+/// Whether a call's site displaces some of these bytes.
+fn overlaps(plan: &SyscallPlan, bytes: &Range<u64>) -> bool {
+    let own = plan.bytes();
+    own.start < bytes.end && bytes.start < own.end
 }
 
 /// A call that is replaced, or was.
 #[derive(Clone, Debug)]
 struct CallSite {
     index: u32,
+    /// As it was wanted; its plan may be one of several.
+    want: WantedCall,
     plan: SyscallPlan,
-    file: (u64, u64),
     near: u64,
     jump: Vec<u8>,
     /// Original address and address in the near stub of each displaced instruction.
@@ -135,23 +133,13 @@ struct CallSite {
     patched: bool,
 }
 
-/// What the tables of system calls depend on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Published {
-    subscribers: BTreeSet<AttachmentId>,
-    follow: bool,
-    uses_sud: bool,
-    traps: bool,
-}
-
-/// Who sees which calls, as the tables have it.
-#[derive(Clone, Debug, Default)]
-struct Listed {
-    /// By whether it is the end of the call, and its number.
-    by_call: BTreeMap<(bool, usize), Vec<AttachmentId>>,
-    events: BTreeSet<TaskEvent>,
-    /// Packed ranges of the attachment table, by who is in them.
-    ranges: BTreeMap<Vec<AttachmentId>, u64>,
+/// A jump back to the original code, at the end of a near stub. Threads may be on their way there for long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct WayBack {
+    at: u64,
+    to: u64,
+    /// Device and inode of the file that was mapped there.
+    file: (u64, u64),
 }
 
 /// The system call sites of a target, by the address of the call.
@@ -159,6 +147,8 @@ struct Listed {
 pub(in crate::realm) struct Syscalls {
     sites: BTreeMap<u64, CallSite>,
     used: u32,
+    /// Of all near stubs of a call that were ever made.
+    ways_back: BTreeMap<u64, Vec<WayBack>>,
     /// Calls that could not be replaced, and why.
     refused: BTreeMap<u64, String>,
     pub(super) unseen: Unseen,
@@ -168,13 +158,13 @@ pub(in crate::realm) struct Syscalls {
     pub(in crate::realm) interest: SyscallInterest,
     /// Tools make links of one call after the other.
     pub(in crate::realm) series: CallSeries,
-    listed: Listed,
+    pub(super) listed: Listed,
     /// Links whose programs see calls here.
     pub(in crate::realm) subscribers: BTreeSet<AttachmentId>,
     /// What the tables were made from.
-    published: Option<Published>,
+    pub(super) published: Option<Published>,
     /// The hook that counts, by its index, and its address.
-    hook: Option<(u32, u64)>,
+    pub(super) hook: Option<(u32, u64)>,
 }
 
 impl Syscalls {
@@ -191,13 +181,17 @@ impl Syscalls {
 
     /// Whether a site that is there has displaced some of these bytes.
     pub(in crate::realm) fn overlap(&self, bytes: &Range<u64>) -> bool {
-        let patched = self.sites.values().filter(|placed| placed.patched).map(|placed| &placed.plan);
-        patched.into_iter().any(|plan| plan.site < bytes.end && bytes.start < plan.site + plan.displaced.len() as u64)
+        self.sites.values().any(|placed| placed.patched && overlaps(&placed.plan, bytes))
     }
 
     /// Whether the code for a call is there, or will be when a batch is written.
     pub(in crate::realm) fn knows(&self, key: u64) -> bool {
         self.sites.contains_key(&key)
+    }
+
+    /// Whether threads may still go back to a call from a near stub of before.
+    pub(in crate::realm) fn had(&self, key: u64) -> bool {
+        self.ways_back.contains_key(&key)
     }
 
     /// The code for a call is not there, unless the call goes through it.
@@ -238,7 +232,7 @@ impl Syscalls {
 
 impl CallSite {
     fn is(&self, want: &WantedCall) -> bool {
-        self.file == want.file && self.plan == want.plan
+        self.want.file == want.file && self.want.plan == want.plan
     }
 
     /// Whether an address is in the middle of what the jump replaces.
@@ -337,11 +331,17 @@ impl Target {
             self.remove_call(stopped, call);
         }
         self.syscalls.refused.clear();
+        self.place_calls(stopped, wanted);
+    }
+
+    /// Makes sites of system calls exist, as far as they are not there.
+    pub(in crate::realm) fn place_calls(&mut self, stopped: &mut inject::Stopped, wanted: Vec<WantedCall>) {
+        let are_there = stopped.has_all(self.syscalls.written());
         let (mut batch, mut fresh) = (Batch::default(), vec![]);
         let caught = self.caught_calls();
         for want in wanted {
             let call = want.plan.key();
-            match self.prepare_call(stopped, want, &mut batch, &caught) {
+            match self.prepare_call(stopped, want, are_there, &mut batch, &caught) {
                 Ok(true) => fresh.push(call),
                 Ok(false) => {}
                 Err(refusal) => self.refuse_call(call, refusal),
@@ -397,21 +397,25 @@ impl Target {
         self.syscalls.refused.insert(call, refusal.message);
     }
 
-    /// Makes a site exist, the code for which joins the batch; whether it is still to be patched.
+    /// Makes a site exist, the code for which joins the batch; whether it is still to be patched. `are_there`: all jumps are as they were
+    /// written.
     fn prepare_call(
         &mut self,
         stopped: &mut inject::Stopped,
         want: WantedCall,
+        are_there: bool,
         batch: &mut Batch,
         caught: &CaughtCalls,
     ) -> Result<bool, Refusal> {
         let call = want.plan.key();
-        if self.syscalls.sites.get(&call).is_some_and(|placed| !placed.is(&want)) {
-            // Another file is mapped there now; the old site went with its mapping.
+        // (Another file is mapped there now, the old site went with its mapping; or a probe has come meanwhile.)
+        let is_void =
+            |placed: &CallSite| !placed.is(&want) || !placed.patched && self.probe_in(&placed.plan).is_some();
+        if self.syscalls.sites.get(&call).is_some_and(is_void) {
             self.syscalls.sites.remove(&call);
         }
         if let Some(placed) = self.syscalls.sites.get(&call) {
-            let is_there = placed.patched && is_written(stopped, placed.plan.site, &placed.jump);
+            let is_there = placed.patched && (are_there || is_written(stopped, placed.plan.site, &placed.jump));
             if placed.patched && !is_there {
                 // Somebody has written there since: what is left of ours goes first.
                 self.remove_call(stopped, call);
@@ -451,16 +455,9 @@ impl Target {
             return Err(Refusal::new(Errno::ENOSPC, format!("more than {SITES_MAX} system calls in one process")));
         }
         let refuse = |why: ring3_patch::Refusal| Refusal::new(Errno::ENOTSUPP, why.to_string());
-        let plan = want.plan;
-        let bytes = plan.site..plan.site + plan.displaced.len() as u64;
-        if let Some(site) = self.sites.values().find(|site| site.patched && site.overlaps(&bytes)) {
-            return Err(Refusal::new(Errno::EBUSY, format!("the probe of {} is there", site.name)));
-        }
-        if caught.lead_into(&bytes) {
-            return Err(Refusal::new(Errno::EBUSY, "calls go back there that were caught"));
-        }
+        let plan = self.free_window(&want, caught)?;
         let trampoline = trampoline_address(self.region, index);
-        let (near, area) = self.stub_room(memory, plan.site, want.mapping, NEAR_BYTES_MAX as u64)?;
+        let (near, area) = self.stub_room(memory, plan.site, want.mapping.clone(), NEAR_BYTES_MAX as u64)?;
         let stub = if plan.replaced == Replaced::Instruction {
             let (stub, tail) = plan.near(near, trampoline).map_err(refuse)?;
             let links = self.trampoline_links(&plan, index, near + u64::from(tail), want.small_stacks);
@@ -470,11 +467,59 @@ impl Target {
             plan.near_of_caller(near, &self.caller_links(&plan, index)).map_err(refuse)?
         };
         let jump = plan.jump(near).map_err(refuse)?;
+        let moved = stub.moved.iter().map(|m| (m.original, near + u64::from(m.stub_offset))).collect();
+        let end = near + stub.bytes.len() as u64;
+        let placed = CallSite { index, want, plan, near, jump, moved, patched: false };
+        let redirected = self.redirect_ways_back(&placed)?;
         self.take_stub_room(area, stub.bytes.len() as u64);
         self.syscalls.used += 1;
-        let moved = stub.moved.iter().map(|m| (m.original, near + u64::from(m.stub_offset))).collect();
         batch.0.push((near, stub.bytes));
-        Ok(CallSite { index, plan, file: want.file, near, jump, moved, patched: false })
+        batch.0.extend(redirected);
+        if let Some(to) = placed.plan.goes_on().filter(|_| placed.plan.replaced == Replaced::Instruction) {
+            let ways = self.syscalls.ways_back.entry(placed.plan.key()).or_default();
+            ways.push(WayBack { at: end - JUMP_BYTES as u64, to, file: placed.want.file });
+        }
+        Ok(placed)
+    }
+
+    /// Who comes back from a call's earlier near stub, into bytes that the new jump replaces, goes on in the new near stub. What is to be
+    /// written for that.
+    fn redirect_ways_back(&self, placed: &CallSite) -> Result<Vec<(u64, Vec<u8>)>, Refusal> {
+        let ways = self.syscalls.ways_back.get(&placed.plan.key()).into_iter().flatten();
+        let redirected = ways.filter(|way| way.file == placed.want.file && placed.has_inside(way.to)).map(|way| {
+            let to = placed
+                .near_of(way.to)
+                .and_then(|to| i32::try_from(to.wrapping_sub(way.at + JUMP_BYTES as u64) as i64).ok());
+            let to = to.ok_or_else(|| Refusal::new(Errno::EBUSY, "calls go back there that were made before"))?;
+            Ok((way.at + 1, to.to_le_bytes().to_vec()))
+        });
+        redirected.collect()
+    }
+
+    /// A probe that is in the bytes of a call's jump.
+    fn probe_in(&self, plan: &SyscallPlan) -> Option<&Site> {
+        let bytes = plan.bytes();
+        self.sites.values().find(|site| site.patched && site.overlaps(&bytes))
+    }
+
+    /// Where the jump of a call can be: in the best place, or if a probe is there in another one. (Threads that were caught may come
+    /// back to the call, too, which the middle of another jump may cover: for them there is the best place only.)
+    fn free_window(&self, want: &WantedCall, caught: &CaughtCalls) -> Result<SyscallPlan, Refusal> {
+        let leads = |plan: &SyscallPlan| caught.lead_into(&plan.bytes());
+        let is_free = |plan: &SyscallPlan| {
+            let is_mapped = plan.site >= want.mapping.start && plan.bytes().end <= want.mapping.end;
+            is_mapped && self.probe_in(plan).is_none() && !leads(plan)
+        };
+        match self.probe_in(&want.plan) {
+            None if leads(&want.plan) => Err(Refusal::new(Errno::EBUSY, "calls go back there that were caught")),
+            None => Ok(want.plan.clone()),
+            Some(site) => want
+                .plan
+                .windows()
+                .skip(1)
+                .find(is_free)
+                .ok_or_else(|| Refusal::new(Errno::EBUSY, format!("the probe of {} is there", site.name))),
+        }
     }
 
     /// Moves threads out of bytes that are about to be replaced, also those that come back there from signal handlers; the
@@ -554,6 +599,32 @@ impl Target {
         }
     }
 
+    /// Restores calls in the bytes of a wanted site, for which a user asked: those whose jumps can be elsewhere, and those that ring3
+    /// sees for its own ends and can do without. [`Target::place_calls`] has those seen again for which there is room then.
+    pub(in crate::realm) fn take_calls_out_of_the_way(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        want: &WantedSite,
+    ) -> Vec<WantedCall> {
+        let Ok(plan) = want.plan() else { return vec![] };
+        let (syscalls, bytes) = (&self.syscalls, want.place.address..plan.resume);
+        let in_the_way = syscalls.sites.iter().filter(|(_, placed)| {
+            let number = placed.plan.number.map(i64::from);
+            let may_go = || {
+                let mut windows = placed.want.plan.windows();
+                windows.any(|plan| !overlaps(&plan, &bytes)) || syscalls.interest.can_do_without(number)
+            };
+            placed.patched && overlaps(&placed.plan, &bytes) && may_go()
+        });
+        let in_the_way: Vec<(u64, WantedCall)> =
+            in_the_way.map(|(call, placed)| (*call, placed.want.clone())).collect();
+        for (call, _) in &in_the_way {
+            self.remove_call(stopped, *call);
+            self.syscalls.forget_unpatched(*call);
+        }
+        in_the_way.into_iter().map(|(_, want)| want).collect()
+    }
+
     fn write_call(&self, call: u64) {
         let placed = &self.syscalls.sites[&call];
         let mut entry = SyscallSite {
@@ -567,184 +638,6 @@ impl Target {
         entry.original[..placed.jump.len()].copy_from_slice(&placed.plan.displaced[..placed.jump.len()]);
         entry.written[..placed.jump.len()].copy_from_slice(&placed.jump);
         self.control.write(site_offset(placed.index), entry);
-    }
-
-    /// Publishes who sees which call.
-    pub(in crate::realm) fn publish_calls(&mut self, links: &BTreeMap<AttachmentId, Link>) {
-        let subscribers = self.links_for(links).filter(|(_, spec)| !matches!(spec.point, Point::Probe(_)));
-        let subscribers = subscribers.map(|(id, _)| id).collect();
-        self.publish_calls_of(&subscribers, links);
-        self.syscalls.subscribers = subscribers;
-    }
-
-    /// Publishes who sees which call, of these links: new ranges first, then one store for each number.
-    pub(in crate::realm) fn publish_calls_of(
-        &mut self,
-        subscribers: &BTreeSet<AttachmentId>,
-        links: &BTreeMap<AttachmentId, Link>,
-    ) {
-        let follow = self.following.follows();
-        let uses_sud = self.sud.armed || self.sud.why.is_some();
-        let subscribers = self.links_for(links).map(|(id, _)| id).filter(|id| subscribers.contains(id)).collect();
-        let traps = self.watches_masks(links);
-        let published = Published { subscribers, follow, uses_sud, traps };
-        if self.syscalls.published.as_ref() == Some(&published) {
-            return;
-        }
-        let mut wanted: BTreeMap<(bool, usize), Vec<AttachmentId>> = BTreeMap::new();
-        let mut events: BTreeMap<TaskEvent, Vec<AttachmentId>> = BTreeMap::new();
-        for id in &published.subscribers {
-            let point = match &links[id].spec.point {
-                Point::Probe(_) => continue,
-                Point::Syscall(point) => point,
-                Point::Task(point) => {
-                    events.entry(point.event).or_default().push(*id);
-                    continue;
-                }
-            };
-            let numbers = match point.calls {
-                Calls::Of(number) => (number as usize).min(OTHER_NUMBERS)..=(number as usize).min(OTHER_NUMBERS),
-                Calls::All | Calls::Unnamed => 0..=OTHER_NUMBERS,
-                Calls::Never => continue,
-            };
-            for number in numbers.filter(|number| point.calls.has(*number as u32)) {
-                wanted.entry((point.exit, number)).or_default().push(*id);
-            }
-        }
-        let any = !wanted.is_empty() || !events.is_empty();
-        if any && self.syscalls.hook.is_none() {
-            self.syscalls.hook = self.add_counting_hook();
-            let (index, address) = self.syscalls.hook.unwrap_or_default();
-            let hits_at = offset_of!(ThreadBlock, hits) as u64 + u64::from(index % COUNTED_HOOKS_MAX) * 8;
-            self.control.word(TABLES_OFFSET + offset_of!(SyscallTables, hits_at) as u64).store(hits_at, SeqCst);
-            self.control.word(TABLES_OFFSET + offset_of!(SyscallTables, hook) as u64).store(address, SeqCst);
-        }
-        let at = TABLES_OFFSET + offset_of!(SyscallTables, uses_sud) as u64;
-        self.control.word32(at).store(uses_sud.into(), SeqCst);
-        let ranges: BTreeMap<Vec<AttachmentId>, u64> = wanted
-            .values()
-            .chain(events.values())
-            .collect::<BTreeSet<_>>()
-            .into_iter()
-            .map(|ids| (ids.clone(), self.range_of_calls(ids, links)))
-            .collect();
-        let old: BTreeSet<u64> = self.syscalls.listed.ranges.values().copied().collect();
-        for event in TaskEvent::ALL {
-            let at = offset_of!(SyscallTables, task_events) + event as usize * size_of::<u64>();
-            let range = events.get(&event).map_or(0, |ids| ranges[ids]);
-            self.control.word(TABLES_OFFSET + at as u64).store(range, SeqCst);
-        }
-        let at = TABLES_OFFSET + offset_of!(SyscallTables, fork_is_fixed) as u64;
-        self.control.word32(at).store(known().forks_are_fixed.into(), SeqCst);
-        let listed = Listed { by_call: wanted, events: events.into_keys().collect(), ranges };
-        for number in 0..=OTHER_NUMBERS {
-            self.publish_call(number, &listed, &published, links);
-        }
-        let ranges = &listed.ranges;
-        let kept: BTreeSet<u64> = ranges.values().copied().collect();
-        for range in old.difference(&kept) {
-            self.ranges.retire(range_unpack(*range));
-        }
-        // For which there was no room they may find some the next time.
-        let has_room = ranges.values().all(|range| *range != 0);
-        self.syscalls.listed = listed;
-        self.syscalls.listed.ranges.retain(|_, range| *range != 0);
-        self.syscalls.published = has_room.then_some(published);
-    }
-
-    /// Publishes who sees one call.
-    fn publish_call(
-        &self,
-        number: usize,
-        listed: &Listed,
-        published: &Published,
-        links: &BTreeMap<AttachmentId, Link>,
-    ) {
-        let Published { follow, uses_sud, traps, .. } = *published;
-        let Listed { by_call, events, ranges } = listed;
-        let any = !by_call.is_empty() || !events.is_empty();
-        let mut words = [false, true].map(|exit| {
-            let range = by_call.get(&(exit, number)).map_or(0, |ids| ranges[ids]);
-            let changes = traps && !exit && concerns_traps(number as i64);
-            let of_event = events.iter().any(|event| is_of_event(*event, number as i64, exit));
-            let always =
-                is_always(number, exit, any, follow) || uses_sud && concerns_sud(number) || changes || of_event;
-            range | if always { ALWAYS } else { 0 }
-        });
-        if number == OTHER_NUMBERS && any {
-            words = words.map(|word| word | ALWAYS);
-        }
-        if words[1] != 0 {
-            // Whose end is to be shown is remembered from its beginning on.
-            words[0] |= ALWAYS;
-        }
-        // First what is looked at first.
-        self.store_call_word(number, offset_of!(Subscribers, enter_only), 0);
-        self.store_call_word(number, offset_of!(Subscribers, exit_only), 0);
-        self.store_call_word(number, offset_of!(Subscribers, enter), words[0]);
-        self.store_call_word(number, offset_of!(Subscribers, exit), words[1]);
-        for (exit, word) in [(false, offset_of!(Subscribers, enter_only)), (true, offset_of!(Subscribers, exit_only))]
-        {
-            let ids = by_call.get(&(exit, number)).map_or(&[][..], |ids| ids);
-            let only = if uses_sud || traps && concerns_traps(number as i64) {
-                0
-            } else {
-                self.only_of_call(number, ids, ranges, links)
-            };
-            self.store_call_word(number, word, only);
-        }
-    }
-
-    /// Publishes that one more link, of one call, sees that; false: all have to be published.
-    pub(in crate::realm) fn publish_call_also(
-        &mut self,
-        id: AttachmentId,
-        links: &BTreeMap<AttachmentId, Link>,
-    ) -> bool {
-        let Some(Point::Syscall(point)) = links.get(&id).map(|link| &link.spec.point) else { return false };
-        let (Calls::Of(number), Some(mut published)) = (point.calls, self.syscalls.published.take()) else {
-            return false;
-        };
-        let (number, exit) = (number as usize, point.exit);
-        let is_same = published.follow == self.following.follows()
-            && published.uses_sud == (self.sud.armed || self.sud.why.is_some())
-            && published.traps == self.watches_masks(links);
-        if number >= OTHER_NUMBERS || !is_same || self.syscalls.listed.by_call.is_empty() {
-            return false;
-        }
-        let old = self.syscalls.listed.by_call.get(&(exit, number)).cloned().unwrap_or_default();
-        let ids = [&old[..], &[id]].concat();
-        let range = self.range_of_calls(&ids, links);
-        if range == 0 {
-            return false;
-        }
-        let mut listed = std::mem::take(&mut self.syscalls.listed);
-        listed.ranges.insert(ids.clone(), range);
-        listed.by_call.insert((exit, number), ids);
-        published.subscribers.insert(id);
-        self.syscalls.subscribers.insert(id);
-        self.publish_call(number, &listed, &published, links);
-        // (One that events have, too, is left for whoever publishes all.)
-        if listed.events.is_empty() && !old.is_empty() && !listed.by_call.values().any(|ids| *ids == old) {
-            listed.ranges.remove(&old).into_iter().for_each(|range| self.ranges.retire(range_unpack(range)));
-        }
-        self.syscalls.listed = listed;
-        self.syscalls.published = Some(published);
-        true
-    }
-
-    /// Tells the agent whether it is to announce what is executed.
-    pub(in crate::realm) fn publish_following(&self) {
-        let at = TABLES_OFFSET + offset_of!(SyscallTables, follow) as u64;
-        self.control.word32(at).store(u32::from(self.following.follows()), SeqCst);
-    }
-
-    /// Tells the agent where thread blocks are, and its handler of SIGCANCEL, once that is known.
-    pub(in crate::realm) fn publish_thread_blocks(&self) {
-        let word = |offset: usize| self.control.word(TABLES_OFFSET + offset as u64);
-        word(offset_of!(SyscallTables, blocks)).store(self.region + STATE_OFFSET + STATE_HEADER_BYTES, SeqCst);
-        word(offset_of!(SyscallTables, cancel_handler)).store(sud::cancel_handler(self.region), SeqCst);
-        self.control.word32(NOBODY_OFFSET + offset_of!(Attachment, pid) as u64).store(NO_PROCESS, SeqCst);
     }
 
     /// Has the only thread of a process that has just executed a program go by the end of `execve` first, which programs see
@@ -792,51 +685,5 @@ impl Target {
             enter: symbol(enter),
             exit: symbol(exit),
         }
-    }
-
-    fn store_call_word(&self, number: usize, word: usize, value: u64) {
-        let at = TABLES_OFFSET + ((number as u64) << CALL_SHIFT) + word as u64;
-        let word = self.control.word(at);
-        if word.load(SeqCst) != value {
-            word.store(value, SeqCst);
-        }
-    }
-
-    /// [`Subscribers::enter_only`] or `exit_only` for a call that these see.
-    fn only_of_call(
-        &self,
-        number: usize,
-        ids: &[AttachmentId],
-        ranges: &BTreeMap<Vec<AttachmentId>, u64>,
-        links: &BTreeMap<AttachmentId, Link>,
-    ) -> u64 {
-        let needs_slow_path = CLONE_SYSCALLS
-            .into_iter()
-            .chain(SLOW_PATH_SYSCALLS)
-            .chain(IDENTITY_CHANGERS)
-            .any(|call| call as usize == number);
-        if needs_slow_path || number == OTHER_NUMBERS || self.syscalls.hook.is_none() {
-            return 0;
-        }
-        let in_function = |point: &Point| matches!(point, Point::Syscall(p) if p.context == SyscallContext::Kprobe);
-        match ids {
-            [] => self.region + CONTROL_OFFSET + NOBODY_OFFSET,
-            [id] if links.get(id).is_some_and(|link| !in_function(&link.spec.point)) => {
-                let (first, count) = ranges.get(ids).map_or((0, 0), |range| range_unpack(*range));
-                let address = self.region + CONTROL_OFFSET + ATTACHMENTS_OFFSET;
-                if count == 1 { address + u64::from(first) * size_of::<Attachment>() as u64 } else { 0 }
-            }
-            _ => 0,
-        }
-    }
-
-    /// The packed range of these attachments; 0 if there is no room for them.
-    fn range_of_calls(&mut self, ids: &[AttachmentId], links: &BTreeMap<AttachmentId, Link>) -> u64 {
-        if let Some(range) = self.syscalls.listed.ranges.get(ids) {
-            return *range;
-        }
-        let specs: Vec<&LinkSpec> = ids.iter().filter_map(|id| Some(&links.get(id)?.spec)).collect();
-        let Some(first) = self.write_attachments(&specs, 0) else { return 0 };
-        range_pack(first, specs.len() as u32)
     }
 }

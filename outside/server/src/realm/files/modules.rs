@@ -2,6 +2,7 @@
 //!
 //! Files are parsed outside any stop and remembered by device, inode, size and modification time.
 
+use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -11,6 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use ring3_elf::{File as Elf, NoTable};
+use ring3_event::is_unseen;
 use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_layout::syscall::SYSCALL_BYTES;
@@ -200,13 +202,14 @@ impl SyscallPlans {
         SyscallPlans { left: vec![(0, why.to_owned())], ..SyscallPlans::default() }
     }
 
-    /// The calls that lie in a mapping of the file, at the addresses there.
+    /// Some of the calls that lie in a mapping of the file, at the addresses there.
     pub(in crate::realm) fn in_mapping<'a>(
         &'a self,
         mapping: &'a inject::Mapping,
-    ) -> impl Iterator<Item = SyscallPlan> + use<'a> {
+        is_wanted: impl Fn(&SyscallPlan) -> bool + 'a,
+    ) -> impl Iterator<Item = SyscallPlan> {
         let bytes = mapping.range.end - mapping.range.start;
-        self.plans.iter().filter_map(move |plan| {
+        self.plans.iter().filter(move |plan| is_wanted(plan)).filter_map(move |plan| {
             let inside = self.place_in(mapping, plan.site)?;
             let fits = inside + plan.displaced.len() as u64 <= bytes;
             fits.then(|| plan.mapped((mapping.range.start + inside).wrapping_sub(plan.site)))
@@ -673,7 +676,7 @@ pub(in crate::realm) fn static_site(file: &CodeFile, path: &Path, offset: u64) -
 
 /// A name from a file as people read it, and perf: of bounded length, in one line.
 fn shown(name: &str) -> String {
-    name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).take(NAME_LETTERS_MAX).collect()
+    name.chars().take(NAME_LETTERS_MAX).collect::<String>().replace(is_unseen, "?")
 }
 
 /// Whether the function at `vaddr` is one that returns more than once.
@@ -771,12 +774,15 @@ impl CodeFile {
         };
         let size = (bounds.end - bounds.start) as usize;
         let function = Function { bytes, address: bounds.start, size, entered: None, computed: false };
-        // (Between known functions may be hundreds, of which one jumps and another takes an address.)
-        let computed = self.indirect().is_unbounded()
-            || !is_gap && computes_targets(&bytes[..size.min(bytes.len())], bounds.start);
+        // (Between known functions may be hundreds, of which one jumps and another takes an address. All code of the file is looked
+        // at for that, and most bytes that look like a call are parts of other instructions.)
+        let computed = LazyCell::new(|| {
+            self.indirect().is_unbounded()
+                || !is_gap && computes_targets(&bytes[..size.min(bytes.len())], bounds.start)
+        });
         // Where functions begin that nobody names, they are called.
         let entered = |range: std::ops::Range<u64>| {
-            if computed {
+            if *computed {
                 return Some(Arrival::Indirect { to: range.start });
             }
             let called = if is_gap { called_in(self.calls(), &range).map(Arrival::Direct) } else { None };

@@ -89,6 +89,11 @@ impl Execution {
         inject::await_release(tid);
         (self.kept, self.announcer, self.gains.load(Relaxed))
     }
+
+    /// Whether it was begun by `ring3 start`, which this thread runs.
+    pub(in crate::realm) fn is_of_user(&self, tid: u32) -> bool {
+        self.tid == tid && matches!(self.announcer, Announcer::User(_))
+    }
 }
 
 impl Actor {
@@ -301,7 +306,7 @@ fn enter(
     target.terminal = kept.terminal;
     target.forebears = kept.forebears;
     target.executed = true;
-    let is_near = process::own_pid(stopped.pid()) == Some(stopped.pid());
+    let is_near = target.own_pid == stopped.pid();
     target.executed_by = if is_near && tid != stopped.pid() { tid } else { 0 };
     target.find_rseq(&mut shared.modules(), &stopped.mappings().map_err(refusal_of)?);
     target.enter(shared, links, stopped, None)?;
@@ -343,7 +348,8 @@ impl Thread {
 
     fn do_what_is_given(&self, stopped: &mut inject::Stopped) {
         let (give, given) = channel::<Work>();
-        self.sender.send(Command::AtNewProgram(self.pid, self.number, give));
+        let mappings = stopped.mappings().unwrap_or_default();
+        self.sender.send(Command::AtNewProgram(self.pid, self.number, mappings, give));
         loop {
             match given.recv_timeout(ASK_EVERY) {
                 Ok(work) => return work(stopped),

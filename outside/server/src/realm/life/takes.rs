@@ -31,6 +31,10 @@ const TAKEN_WITHIN: Duration = Duration::from_secs(5);
 const TAKE_AGAIN: Duration = Duration::from_secs(1);
 /// A program that is expected to map a file with probes is a target for so long if it does not.
 const EXPECTED_FOR: Duration = Duration::from_millis(800);
+/// If a process has waited for its turn so long when it ends, that is said.
+const UNSEEN_AFTER: Duration = Duration::from_secs(1);
+/// A tool that has seen no process for so long is told.
+const NOTHING_SEEN_FOR: Duration = Duration::from_millis(400);
 /// When so many processes are remembered that are not traced, those that have ended are forgotten.
 const UNTAKEN_MAX: usize = 256;
 /// Processes that are named on a terminal.
@@ -87,10 +91,24 @@ impl Drop for Answer {
 #[derive(Debug)]
 pub(in crate::realm) struct Candidate {
     pub(in crate::realm) pid: u32,
+    /// Whose it is.
+    user: u32,
+    since: Instant,
     awaited: Option<(Instant, Arc<Answer>)>,
 }
 
 impl Candidate {
+    fn new(pid: u32, awaited: Option<(Instant, Arc<Answer>)>) -> Candidate {
+        use std::os::unix::fs::MetadataExt;
+        let user = std::fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid());
+        Candidate { pid, user, since: Instant::now(), awaited }
+    }
+
+    /// Whether it has ended, so long after it was found that nobody could expect that it be traced.
+    fn has_ended_unseen(&self) -> bool {
+        self.since.elapsed() > UNSEEN_AFTER && inject::started(self.pid).is_none()
+    }
+
     pub(in crate::realm) fn unawaited(self) -> Candidate {
         Candidate { awaited: None, ..self }
     }
@@ -109,9 +127,13 @@ struct Untaken {
 #[derive(Debug, Default)]
 pub(in crate::realm) struct Takes {
     queue: VecDeque<Candidate>,
+    /// Users of whom one has had its turn; the others' come first.
+    served: BTreeSet<u32>,
     untaken: BTreeMap<u32, Untaken>,
     /// What has not been said yet of those, for whom.
     unsaid: BTreeMap<Terminal, Vec<String>>,
+    /// Links of tools that may see nothing, and when that is said if it is still so.
+    unseen: Vec<(AttachmentId, Instant)>,
     /// Who has been told that there are no targets.
     told: BTreeSet<Terminal>,
     /// Who has been told that programs ran before they could be traced.
@@ -125,17 +147,34 @@ impl Takes {
         self.queue.is_empty()
     }
 
+    /// Whether something is to be said later.
+    pub(in crate::realm) fn has_to_tell(&self) -> bool {
+        !self.unseen.is_empty()
+    }
+
     /// Processes that are looked at when there is time. Nobody waits for those.
     pub(in crate::realm) fn add(&mut self, pids: BTreeSet<u32>) {
         let known: BTreeSet<u32> = self.queue.iter().map(|candidate| candidate.pid).collect();
         let new = pids.into_iter().filter(|pid| !known.contains(pid));
-        self.queue.extend(new.map(|pid| Candidate { pid, awaited: None }));
+        self.queue.extend(new.map(|pid| Candidate::new(pid, None)));
+    }
+
+    /// The next one: of each user one in turn, so that one user's many processes do not keep those of another one waiting.
+    fn next(&mut self) -> Option<Candidate> {
+        let is_due = |candidate: &Candidate| !self.served.contains(&candidate.user);
+        let at = self.queue.iter().position(is_due);
+        if at.is_none() {
+            self.served.clear();
+        }
+        let candidate = self.queue.remove(at.unwrap_or(0))?;
+        self.served.insert(candidate.user);
+        Some(candidate)
     }
 
     /// Processes that whoever makes a link waits for.
     fn add_awaited(&mut self, pids: BTreeSet<u32>, answer: Answer) {
         let (until, answer) = (Instant::now() + TAKEN_WITHIN, Arc::new(answer));
-        self.queue.extend(pids.into_iter().map(|pid| Candidate { pid, awaited: Some((until, answer.clone())) }));
+        self.queue.extend(pids.into_iter().map(|pid| Candidate::new(pid, Some((until, answer.clone())))));
     }
 
     fn forget_ended(&mut self) {
@@ -155,7 +194,11 @@ impl Actor {
     pub(in crate::realm) fn take_candidates(&mut self) {
         let until = Instant::now() + TAKE_AT_ONCE;
         while Instant::now() < until {
-            let Some(candidate) = self.takes.queue.pop_front() else { break };
+            let Some(candidate) = self.takes.next() else { break };
+            if candidate.has_ended_unseen() {
+                self.note_ended_unseen(candidate.pid);
+                continue;
+            }
             // (Before their files are analysed.)
             if self.is_left_alone(candidate.pid) {
                 continue;
@@ -257,7 +300,10 @@ impl Actor {
         self.takes.add_awaited(found, Answer { reply, ids });
         if let Some(id) = first {
             self.note_unreachable(id);
-            self.tell_if_nothing_is_seen(id);
+            self.tell_of_children(id);
+            if self.sees_nothing(id) {
+                self.takes.unseen.push((id, Instant::now() + NOTHING_SEEN_FOR));
+            }
         }
     }
 
@@ -274,24 +320,52 @@ impl Actor {
         }
     }
 
-    /// Says to a tool that traces system calls, once, that there are no targets.
-    fn tell_if_nothing_is_seen(&mut self, id: AttachmentId) {
+    /// Whether a tool that traces system calls of targets has none.
+    fn sees_nothing(&self, id: AttachmentId) -> bool {
+        self.links.get(&id).is_some_and(|link| {
+            let spec = &link.spec;
+            let sees_targets_only =
+                !matches!(spec.point, Point::Probe(_)) && spec.pid.is_none() && spec.scope == Scope::Mapped;
+            // (Of `opensnoop -p PID` one program names the process, others take what that one has recorded.)
+            let names_one = |other: &Link| other.spec.loader == spec.loader && other.spec.filter.chooses();
+            sees_targets_only
+                && self.targets.is_empty()
+                && !self.links.values().any(names_one)
+                && spec.terminal.is_some_and(|terminal| !self.takes.told.contains(&terminal))
+                // (What it has begun may be about to execute what is to be traced: `bpftrace -c`.)
+                && inject::children(spec.loader).is_empty()
+        })
+    }
+
+    /// Says to a tool that sees targets only, once, that a program which it has begun is none: `bpftrace -c` means that program.
+    fn tell_of_children(&mut self, id: AttachmentId) {
         let spec = &self.links[&id].spec;
-        let sees_targets_only =
-            !matches!(spec.point, Point::Probe(_)) && spec.pid.is_none() && spec.scope == Scope::Mapped;
-        if sees_targets_only
-            && self.targets.is_empty()
-            && !spec.filter.chooses()
-            && spec.terminal.is_some_and(|terminal| !self.takes.told.contains(&terminal))
-            // (What it has begun may be about to execute what is to be traced: `bpftrace -c`.)
-            && !has_children(spec.loader)
-            && let Some(terminal) = spec.terminal
-            && self.takes.told.insert(terminal)
-        {
-            terminal.say(
-                "no process is traced yet: system calls are seen of targets only, which `ring3 start -- PROGRAM` and `ring3 attach \
-                 PID` make; `ring3 load --all` sees those of all processes",
-            );
+        let is_by_name = spec.pid.is_some() || spec.filter.chooses();
+        let Some(terminal) = spec.terminal.filter(|_| spec.scope == Scope::Targets && !is_by_name) else { return };
+        let is_none = |child: &u32| !self.targets.contains_key(child) && !self.executions.contains_key(child);
+        let Some(child) = inject::children(spec.loader).into_iter().find(is_none) else { return };
+        if self.takes.told.insert(terminal) {
+            terminal.say(&format!(
+                "process {child}, which the tool has begun, is not traced: with `--only-targets` a tool sees targets only; leave the \
+                 option out, or begin the program by `ring3 start -- PROGRAM`"
+            ));
+        }
+    }
+
+    /// Says to tools, once, that they have seen nothing: not at once, since the next link may take processes, or its user makes them
+    /// targets.
+    pub(in crate::realm) fn tell_who_sees_nothing(&mut self) {
+        let now = Instant::now();
+        for (id, _) in self.takes.unseen.extract_if(.., |(_, at)| *at <= now).collect::<Vec<_>>() {
+            if self.sees_nothing(id)
+                && let Some(terminal) = self.links[&id].spec.terminal
+                && self.takes.told.insert(terminal)
+            {
+                terminal.say(
+                    "no process is traced yet: system calls are seen of targets only, which `ring3 start -- PROGRAM` and `ring3 attach \
+                     PID` make; `ring3 load --all` sees those of all processes",
+                );
+            }
         }
     }
 
@@ -327,6 +401,17 @@ impl Actor {
             |takes| &mut takes.told_late,
             &format!(
                 "process {pid} ran before it could be traced: too many programs begin at once; there may be more"
+            ),
+        );
+    }
+
+    /// A process that was found for a link has ended before its turn came.
+    fn note_ended_unseen(&mut self, pid: u32) {
+        tracing::warn!(pid, "it ended before it could be traced: too many processes are to be traced at once");
+        self.tell_of_execution(
+            |takes| &mut takes.told_late,
+            &format!(
+                "process {pid} ended before it could be traced: too many are to be traced at once; there may be more"
             ),
         );
     }
@@ -448,12 +533,6 @@ fn descends(pid: u32, from: u32) -> bool {
     inject::ancestors(pid).skip(1).any(|(ancestor, _)| ancestor == from)
 }
 
-fn has_children(pid: u32) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
-    lists.into_iter().any(|list| !list.is_empty())
-}
-
 /// Who asked for a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::realm) enum Asked {
@@ -478,5 +557,20 @@ impl Asked {
             Asked::Name | Asked::BeforeProgram => Following::All,
             Asked::Links => Following::Wanted,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Candidate, Takes};
+    use std::time::Instant;
+
+    #[test]
+    fn each_user_has_a_turn_whoever_came_first() {
+        let mut takes = Takes::default();
+        let candidate = |(pid, user)| Candidate { pid, user, since: Instant::now(), awaited: None };
+        takes.queue.extend([(1, 7), (2, 7), (3, 7), (4, 8), (5, 7), (6, 9), (7, 8)].map(candidate));
+        let order: Vec<u32> = std::iter::from_fn(|| takes.next()).map(|candidate| candidate.pid).collect();
+        assert_eq!(order, [1, 4, 6, 2, 7, 3, 5]);
     }
 }

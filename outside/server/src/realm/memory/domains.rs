@@ -24,6 +24,8 @@ use crate::rights::{Identity, Subject};
 
 /// Domains at a time, the server's own included.
 pub(super) const DOMAINS_MAX: usize = 128;
+/// Of these, for one user other than root: a user can make as many user namespaces as they like.
+const DOMAINS_OF_USER_MAX: usize = 32;
 
 /// What a domain's targets ring and write to.
 #[derive(Debug)]
@@ -134,6 +136,16 @@ impl Domains {
         }
         let is_free =
             |place: &Option<Arc<Domain>>| place.as_ref().is_none_or(|domain| Arc::strong_count(domain) == 1);
+        if let Some(user) = identity.user() {
+            let in_use = others.iter().filter(|place| !is_free(place)).flatten();
+            let of_user = |domain: &&Arc<Domain>| domain.identity.as_ref().and_then(Identity::user) == Some(user);
+            if in_use.filter(of_user).count() >= DOMAINS_OF_USER_MAX {
+                let what = format!(
+                    "{identity}: this user has targets, or records of such, in {DOMAINS_OF_USER_MAX} user namespaces already, or with other rights"
+                );
+                return Err(Refusal::new(Errno::EUSERS, what));
+            }
+        }
         let index = others.iter().position(is_free).unwrap_or(others.len());
         if index + 1 >= DOMAINS_MAX {
             let what = format!("{identity}: there are targets, or records of such, of {DOMAINS_MAX} users already");
@@ -288,5 +300,23 @@ impl Target {
         tracing::info!(pid = self.pid, from = %self.domain, to = %domain, "it is of another user now");
         self.domain = domain;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DOMAINS_OF_USER_MAX, Domains};
+    use crate::rights::Subject;
+    use ring3_uapi::Errno;
+
+    #[test]
+    fn one_users_namespaces_leave_domains_for_others() {
+        let domains = Domains::new().expect("made");
+        let of = |user, namespace| domains.of(&Subject::ordinary(user, namespace));
+        let mut held: Vec<_> = (0..DOMAINS_OF_USER_MAX as u64).map(|n| of(54_321, 100 + n).expect("room")).collect();
+        assert_eq!(of(54_321, 7).map_err(|refusal| refusal.errno).err(), Some(Errno::EUSERS));
+        assert!(of(54_321, 100).is_ok() && of(54_322, 7).is_ok());
+        held.pop();
+        assert!(of(54_321, 7).is_ok());
     }
 }

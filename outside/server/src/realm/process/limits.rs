@@ -4,20 +4,11 @@
 use ring3_layout::limit::{INFINITE, before, raised};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
-/// The soft and the hard limit of a process, bytes.
-fn limits(pid: u32) -> Option<[u64; 2]> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
-    let mut words = text.lines().find_map(|line| line.strip_prefix("Max address space"))?.split_whitespace();
-    let mut limit = || match words.next()? {
-        "unlimited" => Some(INFINITE),
-        bytes => bytes.parse().ok(),
-    };
-    Some([limit()?, limit()?])
-}
+use crate::raw_process::address_space_limits;
 
 /// Sets each of the limits that is to be another one. Whoever must not raise the hard limit raises none.
 fn change(pid: u32, change: impl Fn(u64) -> u64) {
-    let Some(now) = limits(pid) else { return };
+    let Some(now) = address_space_limits(pid) else { return };
     let wanted = now.map(change);
     let finite = |limit: u64| Some(limit).filter(|limit| *limit != INFINITE);
     let new = Rlimit { current: finite(wanted[0]), maximum: finite(wanted[1]) };

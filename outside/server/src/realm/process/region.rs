@@ -11,7 +11,7 @@ use ring3_layout::thread::{STATE_HEADER_BYTES, THREAD_BLOCK_BYTES, THREADS_MAX, 
 use zerocopy::FromBytes;
 
 use super::raw_memory::{read_process, read_value, value_from};
-use super::state::{all_processes, levels, own_pid};
+use super::state::{all_processes, levels, own_pid, thread_named};
 
 /// What is to be cleaned: the region of a process.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +42,33 @@ impl Cleaning {
         let used = read_value::<u32>(self.pid, self.region + STATE_OFFSET).unwrap_or(0).min(THREADS_MAX);
         let first = self.region + STATE_OFFSET + STATE_HEADER_BYTES;
         (0..u64::from(used)).map(move |index| first + index * THREAD_BLOCK_BYTES)
+    }
+
+    /// The stopped thread that has a block; `None` if it has ended, and perhaps another one has its id.
+    pub(in crate::realm) fn thread_of(
+        self,
+        stopped: &inject::Stopped,
+        block: u64,
+    ) -> Result<Option<u32>, inject::Error> {
+        let word = |offset: usize| read_value::<u64>(self.pid, block + offset as u64).unwrap_or(0);
+        let named = thread_named(self.pid, word(std::mem::offset_of!(ThreadBlock, pid_tgid)) as u32);
+        let Some(tid) = named.filter(|tid| stopped.threads().contains(tid)) else { return Ok(None) };
+        let is_its = stopped.registers(tid)?.fs_base == word(std::mem::offset_of!(ThreadBlock, fs_base));
+        Ok(Some(tid).filter(|_| is_its))
+    }
+
+    /// The block of a stopped thread, if it has one.
+    pub(in crate::realm) fn block_of(
+        self,
+        stopped: &inject::Stopped,
+        tid: u32,
+    ) -> Result<Option<u64>, inject::Error> {
+        for block in self.blocks() {
+            if self.thread_of(stopped, block)? == Some(tid) {
+                return Ok(Some(block));
+            }
+        }
+        Ok(None)
     }
 
     /// The region, and the areas of stubs.
@@ -136,6 +163,23 @@ impl std::fmt::Display for Maker {
             Maker::Outside => f.write_str("outside of this pid namespace"),
             Maker::Gone => f.write_str("which has ended"),
         }
+    }
+}
+
+impl Maker {
+    /// The command that detaches its target `pid`.
+    pub(in crate::realm) fn how_to_detach(self, pid: u32) -> String {
+        const DIRECTORY: &[u8] = b"RING3_RUNTIME_DIR=";
+        let Maker::Runs(server) = self else { return format!("run `ring3 detach {pid}` where that server runs") };
+        let user =
+            std::fs::metadata(format!("/proc/{server}")).map(|meta| std::os::unix::fs::MetadataExt::uid(&meta));
+        let user = user.ok().filter(|user| *user != rustix::process::geteuid().as_raw());
+        let environment = std::fs::read(format!("/proc/{server}/environ")).unwrap_or_default();
+        let directory = environment.split(|byte| *byte == 0).find(|variable| variable.starts_with(DIRECTORY));
+        let directory =
+            directory.map(|variable| format!("{} ", String::from_utf8_lossy(variable))).unwrap_or_default();
+        let by = user.map(|user| format!(" as user {user}")).unwrap_or_default();
+        format!("run `{directory}ring3 detach {pid}`{by} first")
     }
 }
 

@@ -6,7 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
+use std::sync::Mutex;
 
+use ring3_event::is_unseen;
 use ring3_inject as inject;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -14,7 +16,7 @@ use crate::realm::AttachmentId;
 use crate::realm::target::{Link, Target};
 use crate::realm::tracer::Actor;
 
-/// Reasons that are written out.
+/// Reasons, or processes, that are written out.
 const REASONS_MAX: usize = 3;
 
 /// The standard error of a process.
@@ -50,7 +52,7 @@ impl Terminal {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         if rustix::event::poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::OUT) {
             // (Names in it may be a target's choice.)
-            let line: String = line.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
+            let line = line.replace(is_unseen, "?");
             let _ = rustix::io::write(&file, format!("ring3: {line}\n").as_bytes());
         }
     }
@@ -156,7 +158,28 @@ pub(in crate::realm) fn report_untraced(terminal: Option<Terminal>, pid: u32, wh
         return;
     }
     tracing::warn!(pid, "not traced: {why}");
-    if let Some(terminal) = terminal {
-        terminal.say(&format!("process {pid} is not traced by ring3: {why}"));
+    let Some(terminal) = terminal else { return };
+    match count_untraced(terminal) {
+        ..=REASONS_MAX => terminal.say(&format!("process {pid} is not traced by ring3: {why}")),
+        FIRST_UNSAID => terminal.say(&format!(
+            "process {pid}, and maybe more, are not traced by ring3, either; `server.log` in the runtime directory names them"
+        )),
+        _ => {}
     }
+}
+
+const FIRST_UNSAID: usize = REASONS_MAX + 1;
+
+/// The number of processes so far that are not traced, as far as a terminal is concerned. (It may be the standard error that a traced
+/// program writes to, and a build has thousands of children: so not each of them is named there.)
+fn count_untraced(terminal: Terminal) -> usize {
+    const TERMINALS_MAX: usize = 1024;
+    static COUNTS: Mutex<BTreeMap<Terminal, usize>> = Mutex::new(BTreeMap::new());
+    let mut counts = COUNTS.lock().expect("no panic under this lock");
+    if counts.len() >= TERMINALS_MAX {
+        counts.clear();
+    }
+    let count = counts.entry(terminal).or_default();
+    *count += 1;
+    *count
 }

@@ -11,7 +11,7 @@ use ring3_uapi::seccomp::FilteredCall;
 
 use super::masks::{blocks_meanwhile, masks_are_stable};
 use crate::realm::Shared;
-use crate::realm::process::{Cleaning, read_value, thread_named};
+use crate::realm::process::{Cleaning, read_value};
 use crate::realm::sites::in_agent;
 
 const SIGNAL_SET_BYTES: u64 = 8;
@@ -232,18 +232,13 @@ fn bits_of(signals: &[u64]) -> u64 {
 
 /// Threads really block those of these signals that they have blocked as far as they know. None is where that could end it.
 fn block_again(stopped: &mut inject::Stopped, region: u64, bits: u64) -> Result<(), inject::Error> {
-    let pid = stopped.pid();
-    for block in (Cleaning { pid, region }).blocks() {
-        let word = |stopped: &inject::Stopped, offset: usize| read_word(stopped, block + offset as u64);
-        let wants = word(stopped, offset_of!(ThreadBlock, wants_blocked))? & bits;
+    let cleaning = Cleaning { pid: stopped.pid(), region };
+    for block in cleaning.blocks() {
+        let wants = read_word(stopped, block + offset_of!(ThreadBlock, wants_blocked) as u64)? & bits;
         if wants == 0 {
             continue;
         }
-        let own_tid = word(stopped, offset_of!(ThreadBlock, pid_tgid))? as u32;
-        let fs_base = word(stopped, offset_of!(ThreadBlock, fs_base))?;
-        // (Blocks of threads that have ended are there, too, and another thread may have got the id.)
-        let Some(tid) = thread_named(pid, own_tid).filter(|tid| stopped.threads().contains(tid)) else { continue };
-        if stopped.registers(tid)?.fs_base == fs_base {
+        if let Some(tid) = cleaning.thread_of(stopped, block)? {
             stopped.block(tid, wants)?;
         }
     }

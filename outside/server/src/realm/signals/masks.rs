@@ -53,8 +53,21 @@ impl Changer {
     }
 }
 
+/// Whether a thread has begun a call. (The kernel leaves `orig_rax` as it is when it has set a thread back so that it makes its call
+/// again, and the thread may stop there.)
+fn is_in_call(stopped: &inject::Stopped, registers: &inject::Registers) -> bool {
+    const SYSCALL: [u8; SYSCALL_BYTES as usize] = [0x0f, 0x05];
+    let mut next = [0; SYSCALL_BYTES as usize];
+    let mut is_before = || stopped.read(registers.rip, &mut next).is_ok() && next == SYSCALL;
+    registers.orig_rax as i64 >= 0 && !is_before()
+}
+
 /// Whether a thread is in a call during which it blocks one of these signals.
-pub(super) fn blocks_meanwhile(stopped: &inject::Stopped, tid: u32, signals: u64) -> Result<bool, inject::Error> {
+pub(in crate::realm) fn blocks_meanwhile(
+    stopped: &inject::Stopped,
+    tid: u32,
+    signals: u64,
+) -> Result<bool, inject::Error> {
     let registers = stopped.registers(tid)?;
     let in_call = registers.orig_rax as i64 >= 0;
     let call = Changer { number: registers.orig_rax, ..Changer::of(&registers) };
@@ -73,7 +86,7 @@ pub(in crate::realm) fn masks_are_stable(
     let is_inside = |rip: u64| ours.iter().any(|range| range.contains(&rip));
     for tid in stopped.threads().to_vec() {
         let registers = stopped.registers(tid)?;
-        let in_call = registers.orig_rax as i64 >= 0;
+        let in_call = is_in_call(stopped, &registers);
         // Who waits for the server, or for a lock, has not asked yet, or does not ask any more.
         let waits = in_call && registers.orig_rax as i64 == nr::FUTEX;
         let at_sud_trampoline = sud_trampoline(stopped, region, registers.rip).is_some();

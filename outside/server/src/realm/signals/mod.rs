@@ -12,5 +12,5 @@ pub(super) mod traps;
 
 pub(super) use actions::{action_of, field, read_word, set_action, write_flag};
 pub(super) use faults::FaultState;
-pub(super) use masks::{masks_are_stable, sud_trampoline};
+pub(super) use masks::{blocks_meanwhile, masks_are_stable, sud_trampoline};
 pub(super) use traps::TrapState;

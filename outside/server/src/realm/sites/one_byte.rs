@@ -70,7 +70,7 @@ impl Target {
     }
 
     /// One-byte jumps so near to a site that they cannot rely on the bytes behind them get plain ones.
-    pub(super) fn make_neighbours_plain(
+    pub(in crate::realm) fn make_neighbours_plain(
         &mut self,
         stopped: &mut inject::Stopped,
         address: u64,

@@ -93,29 +93,12 @@ impl Target {
         }
     }
 
-    /// Makes the site exist, and its programs run.
-    pub(in crate::realm) fn place_site(
+    /// Writes a planned site, or its carrier.
+    pub(in crate::realm) fn write_site(
         &mut self,
         stopped: &mut inject::Stopped,
-        want: WantedSite,
-        caught: &CaughtCalls,
+        address: u64,
     ) -> Result<(), Unplaced> {
-        let address = want.place.address;
-        if self.sites.get(&address).is_some_and(|site| site.place != want.place) {
-            // Another file is mapped there now; the old site went with its mapping, and its hook is no more.
-            self.sites.remove(&address);
-            self.sites.values_mut().for_each(|site| site.members.retain(|member| *member != address));
-        }
-        if !self.sites.contains_key(&address) {
-            let site = self.plan_site(want, caught)?;
-            self.sites.insert(address, site);
-        }
-        self.make_neighbours_plain(stopped, address)?;
-        self.write_site(stopped, address)
-    }
-
-    /// Writes a planned site, or its carrier.
-    fn write_site(&mut self, stopped: &mut inject::Stopped, address: u64) -> Result<(), Unplaced> {
         let carrier = self.carrier_for(address);
         let (first, mut members) = match carrier {
             Some(carrier) => (carrier, self.sites[&carrier].members.clone()),
