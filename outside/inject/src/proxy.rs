@@ -7,7 +7,8 @@
 //!
 //! A proxy may lie. It is asked about threads only that it traces, with which it can do whatever it likes anyway, and
 //! what it answers decides only what is done to their process. It may also be stopped: an answer that does not come within
-//! [`ANSWER_WITHIN`] fails what it was for, and until it has come, everything else fails at once.
+//! [`ANSWER_WITHIN`] fails what it was for, and until it has come, everything else fails at once. A tracer that is not stopped has
+//! [`RUNNING_ANSWER_WITHIN`]: on a busy machine it may execute another tracee's instructions one by one for more than a second.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -20,11 +21,13 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::process::{proc_file, started, status_field, threads};
+use crate::process::{Stat, proc_file, started, status_field, threads};
 use crate::raw_ptrace::Tid;
 
-/// An answer must come within this time.
+/// An answer of a stopped tracer must come within this time, one of another within the longer one. (Registers that cannot be set back
+/// in time are lost: their thread would go on where it must not be.)
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+const RUNNING_ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// The tracer is asked to wait for a thread for so long at most, microseconds.
 pub(crate) const WAIT_MAX_US: u64 = 500;
 /// Bytes of a request or an answer before what belongs to it.
@@ -66,7 +69,8 @@ pub(crate) const GONE: u64 = u64::MAX - 1;
 /// A tracer's process.
 #[derive(Debug)]
 struct Proxy {
-    /// When the process began.
+    process: u32,
+    /// When it began.
     started: Option<u64>,
     socket: OwnedFd,
     exchange: Mutex<Exchange>,
@@ -100,7 +104,7 @@ fn proxies() -> std::sync::MutexGuard<'static, BTreeMap<u32, Arc<Proxy>>> {
 
 /// Ptrace requests for the tracees of a process are made through a socket from now on, until [`forget_proxy`].
 pub fn trace_through(tracer: u32, socket: OwnedFd) {
-    let proxy = Proxy { started: started(tracer), socket, exchange: Mutex::default() };
+    let proxy = Proxy { process: tracer, started: started(tracer), socket, exchange: Mutex::default() };
     proxies().insert(tracer, Arc::new(proxy));
 }
 
@@ -225,13 +229,24 @@ impl Proxy {
         let mut exchange = self.exchange();
         if let Some(awaited) = exchange.awaited {
             // (Whether that was done does not matter any more.)
-            let late = exchange.receive(&self.socket, awaited, Instant::now());
+            let late = exchange.receive(&self.socket, awaited, || None);
             if exchange.awaited.is_some() {
                 return late;
             }
         }
         let id = exchange.send(&self.socket, op, tid, (a, b), payload)?;
-        exchange.receive(&self.socket, id, Instant::now() + ANSWER_WITHIN)
+        exchange.receive(&self.socket, id, self.patience())
+    }
+
+    /// Until when an answer is waited for: asked again when that moment has come. `None`: no longer.
+    fn patience(&self) -> impl FnMut() -> Option<Instant> {
+        let (asked, process) = (Instant::now(), self.process);
+        let is_stopped = move || matches!(Stat::of(process).and_then(|stat| stat.state()), Some('T' | 't'));
+        move || match asked.elapsed() {
+            waited if waited < ANSWER_WITHIN => Some(asked + ANSWER_WITHIN),
+            waited if waited >= RUNNING_ANSWER_WITHIN || is_stopped() => None,
+            waited => Some(asked + RUNNING_ANSWER_WITHIN.min(waited + ANSWER_WITHIN)),
+        }
     }
 
     /// Has it let go of threads. All of them are told before any is waited for. If that cannot be told, all that the proxy holds is let
@@ -239,26 +254,33 @@ impl Proxy {
     ///
     /// (Nobody else asks in between: who waits for an answer drops those that come before it.)
     fn let_go(&self, tids: impl Iterator<Item = Tid>, for_good: bool) {
-        let deadline = Instant::now() + ANSWER_WITHIN;
+        let mut patience = self.patience();
         let mut exchange = self.exchange();
-        let mut tell = |tid| exchange.tell_to_leave(&self.socket, tid, for_good, deadline);
+        let mut tell = |tid| exchange.tell_to_leave(&self.socket, tid, for_good, &mut patience);
         let told: Vec<Option<u32>> = tids.map(&mut tell).collect();
         for id in told.into_iter().flatten() {
-            let _ = exchange.receive(&self.socket, id, deadline);
+            let _ = exchange.receive(&self.socket, id, &mut patience);
         }
     }
 }
 
 impl Exchange {
     /// The request's number. `None`: it could not be told, or an answer before it is not there yet.
-    fn tell_to_leave(&mut self, socket: &OwnedFd, tid: Tid, for_good: bool, deadline: Instant) -> Option<u32> {
+    fn tell_to_leave(
+        &mut self,
+        socket: &OwnedFd,
+        tid: Tid,
+        for_good: bool,
+        mut patience: impl FnMut() -> Option<Instant>,
+    ) -> Option<u32> {
         loop {
-            match self.send(socket, Op::Leave, tid, (u64::from(for_good), 0), &[]) {
+            let error = match self.send(socket, Op::Leave, tid, (u64::from(for_good), 0), &[]) {
                 Ok(id) => return self.awaited.is_none().then_some(id),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
-                    poll_until(socket, PollFlags::OUT, deadline);
-                }
-                Err(_) => {
+                Err(error) => error,
+            };
+            match patience().filter(|_| error.kind() == io::ErrorKind::WouldBlock) {
+                Some(until) => poll_until(socket, PollFlags::OUT, until),
+                None => {
                     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
                     return None;
                 }
@@ -278,7 +300,12 @@ impl Exchange {
     }
 
     /// The answer to a request. Answers to earlier ones, which came too late, are left out.
-    fn receive(&mut self, socket: &OwnedFd, id: u32, deadline: Instant) -> io::Result<(u64, Vec<u8>)> {
+    fn receive(
+        &mut self,
+        socket: &OwnedFd,
+        id: u32,
+        mut patience: impl FnMut() -> Option<Instant>,
+    ) -> io::Result<(u64, Vec<u8>)> {
         self.answer.resize(ANSWER_BYTES_MAX, 0);
         let answer = self.answer.as_mut_slice();
         loop {
@@ -297,11 +324,13 @@ impl Exchange {
                     let value = u64::from_le_bytes(answer[8..ANSWER_HEADER_BYTES].try_into().expect("8 bytes"));
                     return Ok((value, answer[ANSWER_HEADER_BYTES..bytes].to_vec()));
                 }
-                Err(Errno::AGAIN) if Instant::now() < deadline => poll_until(socket, PollFlags::IN, deadline),
-                Err(Errno::AGAIN) => {
-                    self.awaited = Some(id);
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
+                Err(Errno::AGAIN) => match patience() {
+                    Some(until) => poll_until(socket, PollFlags::IN, until),
+                    None => {
+                        self.awaited = Some(id);
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                },
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -313,4 +342,30 @@ fn poll_until(socket: &OwnedFd, what: PollFlags, deadline: Instant) {
     let left = deadline.saturating_duration_since(Instant::now());
     let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
     let _ = rustix::event::poll(&mut [PollFd::new(socket, what)], Some(&left));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn a_tracer_that_runs_may_answer_late() {
+        let (ours, its) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .expect("a pair of sockets");
+        let proxy = Proxy { process: std::process::id(), started: None, socket: ours, exchange: Mutex::default() };
+        let tracer = std::thread::spawn(move || {
+            let mut request = [0u8; REQUEST_HEADER_BYTES];
+            rustix::net::recv(&its, &mut request[..], RecvFlags::empty()).expect("a request");
+            std::thread::sleep(ANSWER_WITHIN + Duration::from_millis(200));
+            let mut answer = request[..4].to_vec();
+            answer.extend([0; 4]);
+            answer.extend(7u64.to_le_bytes());
+            rustix::net::send(&its, &answer, SendFlags::empty()).expect("it is sent");
+        });
+        let (value, _) = proxy.ask(Op::Registers, 1, 0, 0, &[]).expect("an answer");
+        assert_eq!(value, 7);
+        tracer.join().expect("it ends");
+    }
 }

@@ -47,8 +47,10 @@ const TRACERS_MAX: usize = 64;
 const WAIT_MAX: Duration = Duration::from_millis(2);
 /// Requests of the server are made one after another before others have their turn.
 const REQUESTS_AT_ONCE: u32 = 64;
-/// So many events of tracees are looked at before requests have their turn.
+/// So many events of tracees are looked at before requests have their turn, and for so long: where a signal's stop is to be may take
+/// thousands of instructions, one at a time.
 const EVENTS_AT_ONCE: u32 = 64;
+const EVENTS_WITHIN: Duration = Duration::from_millis(10);
 const REQUEST_HEADER_BYTES: usize = 32;
 const REQUEST_BYTES_MAX: usize = 4096;
 /// Answers of the server's op `WAIT`.
@@ -476,6 +478,7 @@ impl Thread {
 
     /// (A tracee whose calls all raise signals, say, has a next event at once: others have their turn in between.)
     fn collect(&mut self) {
+        let until = Instant::now() + EVENTS_WITHIN;
         for _ in 0..EVENTS_AT_ONCE {
             let Some(event) = wait_for_next() else { return };
             let event = if is_signal(event.status) { self.settle(event) } else { Some(event) };
@@ -485,6 +488,9 @@ impl Thread {
             } else {
                 self.remove(event.tid);
                 self.tell_user(event);
+            }
+            if Instant::now() >= until {
+                break;
             }
         }
         wake(self.shared.wake.as_raw_fd());
