@@ -268,7 +268,18 @@ impl Process {
 
     /// Sends a line of input.
     pub fn say(&mut self, line: &str) {
-        writeln!(self.child.stdin.as_mut().expect("piped"), "{line}").expect("the process reads");
+        // (In one piece: who has read a part may have ended before the rest comes.)
+        let written = self.child.stdin.as_mut().expect("piped").write_all(format!("{line}\n").as_bytes());
+        if let Err(error) = written {
+            // (One that is ending has closed its input a moment before.)
+            std::thread::sleep(Duration::from_millis(100));
+            let ended = self.child.try_wait().expect("waited");
+            let (lines, errors) = (self.lines_so_far(), self.errors_so_far());
+            panic!(
+                "process {} does not read: {error}; its end: {ended:?}; it said {lines:?} and {errors:?}",
+                self.pid()
+            );
+        }
     }
 
     /// Sends a signal.
