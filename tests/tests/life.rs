@@ -81,6 +81,19 @@ fn programs_see_the_beginnings_of_programs_threads_and_processes() {
 }
 
 #[test]
+fn what_orphans_execute_is_seen() {
+    if lacks("bpftrace") {
+        return;
+    }
+    let program = r#"
+        tracepoint:sched:sched_process_exec /comm == "NAME"/ { @exec = count(); }
+        tracepoint:syscalls:sys_enter_exit_group /comm == "NAME"/ { @exit = count(); }"#;
+    let lines = same_as_native(|bench| counted(bench, program, "orphans"));
+    // (Of each of the forks two more end, and the victim.)
+    assert_counts(&lines, &["@exec: 41", "@exit: 121"]);
+}
+
+#[test]
 fn programs_see_the_ends_of_threads_and_processes() {
     if lacks("bpftrace") {
         return;

@@ -107,6 +107,22 @@ static void killed(void)
 	reap(child);
 }
 
+/* Programs are executed whose processes' creators end at once, and theirs, and this one. */
+static void orphans(const char *self)
+{
+	for (int i = 0; i < 40; i++) {
+		pid_t child = fork();
+
+		if (child == 0) {
+			if (fork() || fork())
+				_exit(0);
+			execl(self, self, "nothing", NULL);
+			_exit(1);
+		}
+		reap(child);
+	}
+}
+
 int main(int count, char **arguments)
 {
 	const char *kind = count > 1 ? arguments[1] : "";
@@ -123,6 +139,8 @@ int main(int count, char **arguments)
 		exit(7);
 	} else if (strcmp(kind, "killed") == 0) {
 		killed();
+	} else if (strcmp(kind, "orphans") == 0) {
+		orphans(arguments[0]);
 	} else if (strcmp(kind, "raise") == 0) {
 		kill(getpid(), SIGTERM);
 	}

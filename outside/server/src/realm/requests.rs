@@ -140,7 +140,7 @@ impl Actor {
                 self.rung = true;
                 return;
             }
-            if self.budget(claim.nonce).is_none_or(|budget| budget.is_spent(now)) {
+            if self.budget(claim).is_none_or(|budget| budget.is_spent(now)) {
                 self.requests_wait = true;
                 continue;
             }
@@ -149,7 +149,7 @@ impl Actor {
                 Served::Later => self.requests_wait = true,
                 Served::Handed => {}
             }
-            if let Some(budget) = self.budget(claim.nonce) {
+            if let Some(budget) = self.budget(claim) {
                 budget.charge(now, now.elapsed());
             }
         }
@@ -159,9 +159,12 @@ impl Actor {
     /// free again.
     fn claims(&self) -> Vec<Claim> {
         let shared = self.shared.clone();
-        // (The claims of a target are about targets of its own domain.)
         let paid: BTreeMap<(u32, u64), Option<Instant>> =
             self.all_tables().map(|tables| ((tables.domain.number(), tables.nonce), tables.budget.paid)).collect();
+        let paid = |claim: &Claim| {
+            let of_owner = paid.get(&(claim.domain, claim.nonce)).copied();
+            of_owner.or_else(|| Some(self.owner(*claim)?.budget.paid))
+        };
         let mut claims = vec![];
         let domains = shared.domains.all();
         let entries = domains.iter().flat_map(|domain| {
@@ -174,8 +177,8 @@ impl Actor {
                 continue;
             }
             let claim = Claim::of(domain, index, entry);
-            match paid.get(&(domain, claim.nonce)) {
-                Some(paid) if state != request::ABANDONED => claims.push((*paid, !claim.is_exec(), claim)),
+            match paid(&claim) {
+                Some(paid) if state != request::ABANDONED => claims.push((paid, !claim.is_exec(), claim)),
                 _ => claim.answer(&shared),
             }
         }
@@ -184,22 +187,32 @@ impl Actor {
         claims.into_iter().map(|(_, _, claim)| claim).collect()
     }
 
-    /// A target has ended, which ran with the tables of `nonce`: what it was about to ask is nothing any more. So is whatever
-    /// names no target: what ends while it asks, or scribbles, would take it from others for good.
-    pub(super) fn free_requests_of_nobody(&self, nonce: u64) {
+    /// The tables that a claim names, in its own domain (the claims of a target are about targets of that); if nobody has them any
+    /// more, those of the process that makes it: it was adopted meanwhile, and its creator has ended.
+    fn owner(&self, claim: Claim) -> Option<&Target> {
+        let is_of_domain = |tables: &&Target| tables.domain.number() == claim.domain;
+        let named = self.all_tables().filter(is_of_domain).find(|tables| tables.nonce == claim.nonce);
+        let is_its = |target: &&Target| target.own_pid == claim.pid && target.is_family(claim.nonce);
+        named.or_else(|| self.targets.values().filter(is_of_domain).find(is_its))
+    }
+
+    /// A target has ended, which ran with the tables of `nonce` and called itself `own_pid`: what it was about to ask is nothing any
+    /// more. So is whatever names no target: what ends while it asks, or scribbles, would take it from others for good.
+    pub(super) fn free_requests_of_nobody(&self, (nonce, own_pid): (u64, u32)) {
         for domain in self.shared.domains.all() {
-            let is_known = |tables: &Target, of: u64| tables.nonce == of && Arc::ptr_eq(&tables.domain, &domain);
-            let known = |of: u64| of != nonce && self.all_tables().any(|tables| is_known(tables, of));
-            for entry in &domain.block().file.realm().requests {
+            for (index, entry) in domain.block().file.realm().requests.iter().enumerate() {
                 let state = entry.state.load(Acquire);
-                if state != request::FREE && !known(entry.nonce.load(Relaxed)) {
+                let claim = Claim::of(domain.number(), index, entry);
+                let is_dead = (claim.nonce, claim.pid) == (nonce, own_pid);
+                if state != request::FREE && (is_dead || self.owner(claim).is_none()) {
                     let _ = entry.state.compare_exchange(state, request::FREE, AcqRel, Relaxed);
                 }
             }
         }
     }
 
-    fn budget(&mut self, nonce: u64) -> Option<&mut Budget> {
+    fn budget(&mut self, claim: Claim) -> Option<&mut Budget> {
+        let nonce = self.owner(claim)?.nonce;
         let mut all = self.targets.values_mut().chain(&mut self.forks_only);
         all.find(|tables| tables.nonce == nonce).map(|tables| &mut tables.budget)
     }
@@ -207,9 +220,7 @@ impl Actor {
     fn serve(&mut self, claim: Claim) -> Served {
         let Claim { kind, pid, nonce, argument, .. } = claim;
         let is_of_domain = |t: &Target| t.domain.number() == claim.domain;
-        let Some(owner) = self.all_tables().find(|t| t.nonce == nonce && is_of_domain(t)) else {
-            return Served::Done;
-        };
+        let Some(owner) = self.owner(claim) else { return Served::Done };
         let requester = |targets: &BTreeMap<u32, Target>| {
             targets.values().find(|t| t.own_pid == pid && t.is_family(nonce) && is_of_domain(t)).map(|t| t.pid)
         };
@@ -339,7 +350,7 @@ impl Actor {
         }
         let parent = match requester.and_then(|pid| self.targets.get(&pid)) {
             Some(parent) => parent,
-            None => match self.all_tables().find(|tables| tables.nonce == claim.nonce) {
+            None => match self.owner(claim) {
                 Some(owner) => owner,
                 None => return Served::Done,
             },

@@ -683,7 +683,8 @@ impl Actor {
     /// Removes a target that is detached or has ended. Forks of it that have not been adopted are not forgotten.
     fn drop_target(&mut self, pid: u32) {
         let Some(mut target) = self.targets.remove(&pid) else { return };
-        if !target.find_children().is_empty() {
+        // (One that was made while all processes were looked at is found later.)
+        if target.may_have_forks() {
             target.retire();
             self.has_orphans = true;
             self.forks_only.push(target);
@@ -694,17 +695,20 @@ impl Actor {
     fn forget_exited(&mut self, pid: u32) {
         self.adopt_children_of(pid);
         self.show_end(pid);
+        let known_as = self.targets.get(&pid).map(|target| (target.nonce, target.own_pid));
         if let Some(target) = self.targets.get(&pid) {
             tracing::info!(pid, comm = target.comm, "target exited");
             let death = target.death();
             let block = target.domain.block().file.realm();
             free_cpu_slots(block, &self.shared.namespaces, death.owner);
-            let nonce = target.nonce;
             self.tell_death(pid, death);
-            self.free_requests_of_nobody(nonce);
         }
         // (Forks may have forked meanwhile, and gone before they were looked at: they are looked for again.)
         self.drop_target(pid);
+        // (What forks ask, that run with its tables or have done so, is still something.)
+        if let Some(known_as) = known_as {
+            self.free_requests_of_nobody(known_as);
+        }
         for link in self.links.values_mut() {
             link.refused.remove(&pid);
         }

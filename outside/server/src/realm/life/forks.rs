@@ -111,7 +111,7 @@ impl Target {
 
     /// Whether a fork that has not been adopted may be there. The witness page says so while the process runs with these tables, and
     /// the witness file when it does no more.
-    fn may_have_forks(&self) -> bool {
+    pub(in crate::realm) fn may_have_forks(&self) -> bool {
         // (A target that nothing is mapped into yet has none, and its file is not to be sealed.)
         self.region != 0
             && (self.forks_only || !has_page_alone(self.pid, self.region + WITNESS_OFFSET))
