@@ -77,6 +77,11 @@ pub(crate) fn sets_direction(instruction: &Instruction) -> bool {
     matches!(instruction.mnemonic(), Mnemonic::Std | Mnemonic::Popf | Mnemonic::Popfq)
 }
 
+/// Whether this is a string instruction, which goes upwards or downwards.
+pub(crate) fn reads_direction(instruction: &Instruction) -> bool {
+    instruction.rflags_read() & RflagsBits::DF != 0
+}
+
 /// Whether the flags at the first of `instructions` can be read later: true unless proved otherwise.
 /// Calls and returns end the search, since no calling convention passes flags.
 pub(crate) fn flags_live(instructions: &[Instruction]) -> bool {

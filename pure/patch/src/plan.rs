@@ -17,7 +17,7 @@ use std::fmt;
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
 
-use crate::flow::{Branch, decode, ends_flow, explore, flags_live, is_padding};
+use crate::flow::{Branch, decode, ends_flow, explore, flags_live, is_padding, reads_direction, sets_direction};
 use crate::returns::{KEPT_MAX, divides, is_of_stack_check, may_fault};
 
 /// Bytes of the jump.
@@ -424,7 +424,7 @@ pub fn plan_detour(function: &Function<'_>, site: u64) -> Result<Plan, Refusal> 
         site,
         original: function.bytes[offset..offset + JUMP_BYTES].to_vec(),
         resume,
-        saves_flags: !has_no_flags(function, &instructions, at, &branches) && flags_live(&instructions[at..]),
+        saves_flags: saves_flags(function, &instructions, at, &branches),
         tactic: Tactic::Jump,
         displaced: displaced.iter().map(|i| (*i, bytes_of(i))).collect(),
         at_entry,
@@ -457,7 +457,7 @@ pub(crate) fn alone(function: &Function<'_>, instructions: &[Instruction], at: u
         site,
         original: jump.unwrap_or(&bytes).to_vec(),
         resume: instruction.next_ip(),
-        saves_flags: !has_no_flags(function, instructions, at, &branches) && flags_live(&instructions[at..]),
+        saves_flags: saves_flags(function, instructions, at, &branches),
         tactic: if jump.is_some() { Tactic::Punned } else { Tactic::Trap },
         kept: if jump.is_some() { JUMP_BYTES - bytes.len() } else { 0 },
         displaced: vec![(*instruction, bytes)],
@@ -490,6 +490,13 @@ pub(crate) fn within<'a>(
 ) -> impl Iterator<Item = &'a Instruction> + use<'a> {
     let end = if function.size == 0 { u64::MAX } else { function.address + function.size as u64 };
     instructions.iter().take_while(move |i| i.ip() < end)
+}
+
+/// Whether flags may mean something at the site. (The direction flag is taken to be clear where nothing in the function depends on it,
+/// as the calling convention says.)
+fn saves_flags(function: &Function<'_>, instructions: &[Instruction], at: usize, branches: &[Branch]) -> bool {
+    let has_status = !has_no_flags(function, instructions, at, branches) && flags_live(&instructions[at..]);
+    has_status || within(function, instructions).any(|i| sets_direction(i) || reads_direction(i))
 }
 
 /// Flags mean nothing at the site: only callers arrive there, and the calling convention says so. A loop back to it may use them.
@@ -588,6 +595,22 @@ mod tests {
         let mut straight = looped;
         straight[11] = 0;
         assert!(!saves_flags(&straight, 0));
+    }
+
+    #[test]
+    fn the_direction_flag_is_kept_where_string_instructions_depend_on_it() {
+        let saves_flags = |code: &[u8], at: u64| {
+            let bytes = [code, &[0xcc; 16]].concat();
+            let function =
+                Function { bytes: &bytes, address: ADDRESS, size: code.len(), entered: None, computed: false };
+            plan_detour(&function, ADDRESS + at).expect("planned").saves_flags
+        };
+        // mov rcx, rdx; nop; nop; rep movsb; cld; ret: what falls into it may have set the flag.
+        assert!(saves_flags(&[0x48, 0x89, 0xd1, 0x90, 0x90, 0xf3, 0xa4, 0xfc, 0xc3], 0));
+        // std; mov rcx, rdx; nop; nop; call rax; ret.
+        assert!(saves_flags(&[0xfd, 0x48, 0x89, 0xd1, 0x90, 0x90, 0xff, 0xd0, 0xc3], 1));
+        // mov rcx, rdx; nop; nop; call rax; ret.
+        assert!(!saves_flags(&[0x48, 0x89, 0xd1, 0x90, 0x90, 0xff, 0xd0, 0xc3], 0));
     }
 
     #[test]
