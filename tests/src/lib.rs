@@ -287,6 +287,11 @@ impl Process {
         let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal);
     }
 
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("waited").is_some()
+    }
+
     /// Closes its input, waits for its end: exit code, rest of output, standard error.
     pub fn finish(mut self) -> (Option<i32>, Vec<String>, Vec<String>) {
         drop(self.child.stdin.take());

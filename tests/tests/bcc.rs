@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use ring3_tests::{Bench, Process, root, victim};
 
@@ -54,6 +55,30 @@ fn interrupted(tool: Process) -> Vec<String> {
     let pid = rustix::process::Pid::from_raw(tool.pid() as i32).expect("a process id");
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
     tool.finish().1
+}
+
+/// A signal that comes while a tool waits for the next event is told before that event. (One that comes while Python shows an event
+/// is lost, on the kernel, too: so there are three.)
+#[test]
+fn ctrl_c_ends_a_tool_while_events_arrive() {
+    let _turn = turn();
+    let Some((_, headers)) = begun() else { return };
+    let bench = Bench::ring3();
+    let script = "import time\nwhile True: time.sleep(0.003)";
+    let _victim = Process::start(bench.target(PYTHON).args(["-c", script]));
+    let probe = "t:syscalls:sys_enter_clock_nanosleep \"slept\"";
+    let mut trace = Process::start(tool(&bench, "trace-bpfcc", headers.as_deref()).arg(probe));
+    while !trace.line().contains("slept") {}
+    let mut signals = 0;
+    while !trace.has_ended() {
+        assert!(signals < 3, "three signals did not end it");
+        trace.signal(rustix::process::Signal::INT);
+        signals += 1;
+        let until = Instant::now() + Duration::from_secs(3);
+        while !trace.has_ended() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 /// What `each_once.py` says of one run of the victim.

@@ -181,6 +181,7 @@ fn wait_for(
     tid: u32,
     is_valid: &dyn Fn() -> bool,
 ) -> Result<Vec<i16>, Errno> {
+    let mut has_slept = false;
     loop {
         let mut fds: Vec<PollFd<'_>> = vec![];
         let mut owners = vec![];
@@ -202,15 +203,18 @@ fn wait_for(
         let left = deadline.map_or(SLICE, |deadline| deadline.saturating_duration_since(Instant::now()).min(SLICE));
         let wait = if ready.iter().any(|bits| *bits != 0) { Duration::ZERO } else { left };
         let timeout = Timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as i64 };
+        has_slept |= !wait.is_zero();
         let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        // (A signal would have woken the caller, be it that something was ready a moment later. A tool that waits for the next event
+        // all the time notices Ctrl-C by that.)
+        if has_slept && (Caller::has_signal(tid) || !is_valid()) {
+            return Err(Errno::EINTR);
+        }
         for (fd, (index, ours)) in fds.iter().zip(owners) {
             ready[index] |= if ours { own_readiness(&entries[index]) } else { fd.revents().bits() as i16 };
         }
         if ready.iter().any(|bits| *bits != 0) || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Ok(ready);
-        }
-        if Caller::has_signal(tid) || !is_valid() {
-            return Err(Errno::EINTR);
         }
     }
 }
