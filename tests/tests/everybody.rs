@@ -295,6 +295,16 @@ fn that_no_process_is_traced_is_said_once_and_not_where_the_next_probe_finds_one
     assert_eq!(victim.line(), "10");
 }
 
+/// A tool that sees targets only is told that there are none, be it that it probes functions.
+#[test]
+fn that_there_are_no_targets_is_said_to_who_sees_those_only() {
+    let bench = Bench::ring3();
+    let program = bench.copy(&shapes());
+    let script = format!("uprobe:{}:plain {{ @ = count(); }} interval:s:1 {{ exit(); }}", program.display());
+    let (_, _, errors) = Process::start(bench.load("bpftrace").args(["-q", "-e", &script])).finish();
+    assert!(errors.iter().any(|line| line.contains("with `--only-targets` a tool sees targets only")), "{errors:?}");
+}
+
 /// As `opensnoop -p PID` does, which attaches to a tracepoint and compares the process id.
 #[test]
 fn a_process_that_a_program_names_is_traced() {

@@ -40,7 +40,8 @@ fn wrong_command_lines_are_explained() {
     says(&bench, &["exec", "--repeat", "0", "-"], 2, &["'0'", "--repeat"]);
     says(&bench, &["load", "--al", "--", "true"], 2, &["unknown option --al", "did you mean `--all`?"]);
     says(&bench, &["start", "-x", "true"], 2, &["unknown option -x", "`ring3 start --help`"]);
-    says(&bench, &["trace", "-f", "true"], 2, &["unknown option -f", "`ring3 trace --help`"]);
+    says(&bench, &["trace", "-y", "true"], 2, &["unknown option -y", "`ring3 trace --help`"]);
+    says(&bench, &["trace", ""], 127, &["the program's name is empty"]);
     says(&bench, &["trace", "-s", "x", "true"], 2, &["'x'", "a whole number of bytes, from 0 to 4096"]);
     for (event, words) in [
         ("opneat", ["there is no such system call", "did you mean openat?"]),

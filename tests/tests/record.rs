@@ -189,6 +189,17 @@ fn a_full_disk_ends_the_recording_and_not_the_program() {
     assert_numbered(&lines);
 }
 
+/// The program has ended before that is noticed.
+#[test]
+fn a_disk_that_is_full_at_once_ends_the_recording_too() {
+    let bench = Bench::ring3();
+    for format in ["json", "script"] {
+        let (code, _, errors) = bench.run(&["record", "--format", format, "-o", "/dev/full", "--", "true"]);
+        assert_eq!(code, Some(1), "{format}: {errors}");
+        assert!(errors.contains("No space left on device"), "{format}: {errors}");
+    }
+}
+
 /// A file system of 1 MiB.
 struct Small(PathBuf);
 

@@ -5,6 +5,7 @@
 
 use std::process::{Child, Command, ExitCode};
 
+use ring3_server::without_posix_spawn;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus};
 
 use crate::{Failure, launch};
@@ -27,7 +28,9 @@ impl Held {
         launch::find_program(&command[0])?;
         // (Descendants whose parents have ended become this process's children, so that their end is seen, too.)
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| error.to_string())?;
-        let child = Command::new(launch::own_path()?).args(["start", HELD, "--"]).args(command).spawn();
+        let mut held = Command::new(launch::own_path()?);
+        held.args(["start", HELD, "--"]).args(command);
+        let child = without_posix_spawn(&mut held).spawn();
         let mut child = child.map_err(|error| format!("cannot start {}: {error}", command[0]))?;
         let pid = pid_of(&child);
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;

@@ -29,6 +29,12 @@ const READY: &str = "ready";
 pub(crate) fn find_program(name: &str) -> Result<PathBuf, Failure> {
     let runnable =
         |path: &Path| path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+    if name.is_empty() {
+        return Err(Failure {
+            why: "the program's name is empty; name a program in PATH, or the path to its file".into(),
+            code: 127,
+        });
+    }
     if name.contains('/') {
         let path = PathBuf::from(name);
         return match path.metadata() {

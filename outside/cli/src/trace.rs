@@ -152,10 +152,13 @@ impl<'a> Tracing<'a> {
     fn read(&mut self) -> std::io::Result<usize> {
         let Tracing { wanted, begun, out, summary, thread, clock_offset_ns, .. } = self;
         let counted = wanted.summary || wanted.histogram;
+        // (Lines show the ends of threads also where nobody has named that event.)
+        let counts_ends =
+            wanted.what.events.iter().any(|list| list.split(',').any(|name| name.trim() == ring3_trace::ends::EVENT));
         let mut result = Ok(());
         let count = begun.session.read(|of, bytes| {
             let Some(mut record) = Record::parse(of, bytes) else { return };
-            if counted {
+            if counted && (counts_ends || record.of.name != ring3_recorder::ends::NAME) {
                 summary.add(&record);
             }
             if result.is_err() {

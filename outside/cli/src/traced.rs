@@ -44,6 +44,9 @@ pub(crate) struct What {
     /// Trace all processes that you may trace
     #[arg(long, conflicts_with = "command")]
     pub(crate) all: bool,
+    /// Children are traced with or without it; it is here for those who type it for strace
+    #[arg(short, long = "follow-forks", hide = true)]
+    follow: bool,
     /// Show at most this many bytes of a buffer
     #[arg(short = 's', long = "string-limit", value_name = "BYTES", default_value_t = syscalls::BYTES_MAX_DEFAULT)]
     #[arg(value_parser = bytes_max)]
@@ -221,9 +224,10 @@ impl Begun {
     /// Records no more, and waits for the traced program's end.
     pub(crate) fn give_up(self) {
         const LOOK_EVERY: Duration = Duration::from_millis(20);
-        let Begun { session, child, stop, .. } = self;
+        let Begun { session, child, stop, status, .. } = self;
         drop(session);
-        let Some(child) = child else { return };
+        // (One whose end is known has been waited for.)
+        let Some(child) = child.filter(|_| status.is_none()) else { return };
         while child.status().is_none() {
             if stop.swap(false, Ordering::Relaxed) {
                 child.terminate();
@@ -293,7 +297,8 @@ pub(crate) fn chosen_calls(events: &[String]) -> Result<Vec<&'static Syscall>, S
                 named.fill(true);
                 continue;
             }
-            let calls = syscalls::named(name).ok_or_else(|| no_such_call(name))?;
+            let calls =
+                syscalls::named(name).or_else(|| by_its_former_name(name)).ok_or_else(|| no_such_call(name))?;
             for call in calls {
                 named[TABLE.iter().position(|row| row.number == call.number).expect("it is a row")] = true;
             }
@@ -302,6 +307,12 @@ pub(crate) fn chosen_calls(events: &[String]) -> Result<Vec<&'static Syscall>, S
     }
     let calls: Vec<&Syscall> = TABLE.iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(call, _)| call).collect();
     if calls.is_empty() { Err("-e leaves no system call to trace".to_owned()) } else { Ok(calls) }
+}
+
+/// The calls of a group that strace still takes without its `%`.
+fn by_its_former_name(group: &str) -> Option<Vec<&'static Syscall>> {
+    const FORMER: [&str; 7] = ["file", "desc", "process", "network", "signal", "memory", "ipc"];
+    FORMER.contains(&group).then(|| syscalls::named(&format!("%{group}")))?
 }
 
 /// How many bytes of a buffer are shown.

@@ -16,3 +16,5 @@ pub mod realm;
 pub mod rights;
 pub mod support;
 mod trace;
+
+pub use raw_process::without_posix_spawn;

@@ -165,3 +165,9 @@ pub(crate) fn exit_code_of(pidfd: BorrowedFd<'_>) -> Option<u32> {
     let done = unsafe { libc::ioctl(pidfd.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
     (done == 0 && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code)
 }
+
+/// Has a command begun by fork(2) and not by `posix_spawn`, whose child begins with the signals 32 and 33 ignored in glibc.
+pub fn without_posix_spawn(command: &mut std::process::Command) -> &mut std::process::Command {
+    // SAFETY: what runs in the child does nothing.
+    unsafe { std::os::unix::process::CommandExt::pre_exec(command, || Ok(())) }
+}

@@ -320,12 +320,12 @@ impl Actor {
         }
     }
 
-    /// Whether a tool that traces system calls of targets has none.
+    /// Whether a tool that traces targets only, or system calls of targets, has none.
     fn sees_nothing(&self, id: AttachmentId) -> bool {
         self.links.get(&id).is_some_and(|link| {
             let spec = &link.spec;
-            let sees_targets_only =
-                !matches!(spec.point, Point::Probe(_)) && spec.pid.is_none() && spec.scope == Scope::Mapped;
+            let is_of_calls = !matches!(spec.point, Point::Probe(_)) && spec.scope == Scope::Mapped;
+            let sees_targets_only = spec.pid.is_none() && (is_of_calls || spec.scope == Scope::Targets);
             // (Of `opensnoop -p PID` one program names the process, others take what that one has recorded.)
             let names_one = |other: &Link| other.spec.loader == spec.loader && other.spec.filter.chooses();
             sees_targets_only
@@ -361,10 +361,13 @@ impl Actor {
                 && let Some(terminal) = self.links[&id].spec.terminal
                 && self.takes.told.insert(terminal)
             {
-                terminal.say(
-                    "no process is traced yet: system calls are seen of targets only, which `ring3 start -- PROGRAM` and `ring3 attach \
-                     PID` make; `ring3 load --all` sees those of all processes",
-                );
+                const MADE: &str = "targets only, which `ring3 start -- PROGRAM` and `ring3 attach PID` make";
+                terminal.say(&match self.links[&id].spec.scope {
+                    Scope::Targets => format!("no process is traced yet: with `--only-targets` a tool sees {MADE}"),
+                    _ => format!(
+                        "no process is traced yet: system calls are seen of {MADE}; `ring3 load --all` sees those of all processes"
+                    ),
+                });
             }
         }
     }
