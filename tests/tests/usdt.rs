@@ -191,3 +191,31 @@ fn bpftrace_sees_probes_with_semaphores() {
         wait_until("the semaphores are down", || answers(&mut victim, &["semaphores"]) == ["0 0"]);
     });
 }
+
+/// bpftrace traces what it begins by ptrace until its probes are there.
+#[test]
+fn bpftrace_sees_probes_of_what_it_begins() {
+    if Command::new("bpftrace").arg("--version").output().is_err() {
+        println!("SKIPPED: bpftrace is not installed");
+        return;
+    }
+    if !is_root() {
+        println!("SKIPPED: bpftrace wants to be root");
+        return;
+    }
+    on_both(|bench| {
+        let file = bench.victim(marked());
+        let program = format!(
+            "usdt:{0}:ring3:guarded {{ @guarded = count(); }} usdt:{0}:ring3:open {{ @open = sum(arg0); }}",
+            file.display()
+        );
+        let mut command = bench.load_with_tracefs("bpftrace");
+        let mut tool = Process::start(command.arg("-c").arg(&file).args(["-e", &program]));
+        ["guarded 2", "open 3"].iter().for_each(|line| tool.say(line));
+        let (code, mut lines, errors) = tool.finish();
+        lines.retain(|line| line.starts_with('@'));
+        lines.sort_unstable();
+        assert_eq!((code, lines), (Some(0), vec!["@guarded: 2".to_owned(), "@open: 3".to_owned()]), "{errors:?}");
+        assert!(!errors.iter().any(|line| line.starts_with("ring3:")), "{errors:?}");
+    });
+}

@@ -165,6 +165,12 @@ impl Stat {
     }
 }
 
+/// The thread that traces a thread by ptrace, if one does.
+pub fn tracer_of(pid: u32) -> Option<u32> {
+    let status = proc_file(pid, "status").ok()?;
+    status_field(&status, "TracerPid")?.parse().ok().filter(|tracer| *tracer != 0)
+}
+
 /// [`Stat::started`] of a process.
 pub fn started(pid: u32) -> Option<u64> {
     Stat::of(pid)?.started()

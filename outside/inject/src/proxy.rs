@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::process::{Stat, proc_file, started, status_field, threads};
+use crate::process::{Stat, proc_file, started, status_field, threads, tracer_of};
 use crate::raw_ptrace::Tid;
 
 /// An answer of a stopped tracer must come within this time, one of another within the longer one. (Registers that cannot be set back
@@ -163,8 +163,7 @@ pub(crate) fn seize(tid: Tid, options: u64) -> Option<io::Result<()>> {
     if proxies().is_empty() {
         return None;
     }
-    let status = proc_file(tid, "status").ok()?;
-    let proxy = proxy_of(status_field(&status, "TracerPid")?.parse().ok()?)?;
+    let proxy = proxy_of(tracer_of(tid)?)?;
     // (Another thread of ours may hold it at present: the one that has followed an execution that failed, say.)
     let deadline = Instant::now() + HELD_BY_OTHERS_MAX;
     let held = loop {

@@ -3,7 +3,7 @@
 use ring3_uapi::seccomp::FilterInsn;
 
 use super::raw_seccomp::AUDIT_X86_64;
-use super::{Caller, Reply, bpf, descriptors, files, limits, names, perf, virtual_files, wait};
+use super::{Caller, Reply, bpf, descriptors, files, limits, names, perf, release, virtual_files, wait};
 
 const HERE: i32 = libc::AT_FDCWD;
 
@@ -20,6 +20,8 @@ enum When {
     SharedFile,
     /// poll(2) and ppoll(2) of at least one descriptor.
     OfDescriptors,
+    /// ptrace(2) with `PTRACE_DETACH`.
+    Detach,
     /// It sets the limit of locked memory: the resource is this argument, and the new limits are the next one.
     LockedMemory(u32),
 }
@@ -35,7 +37,7 @@ const fn call(number: i64, when: When, serve: fn(&Caller<'_>) -> Reply) -> Call 
     Call { number, when, serve }
 }
 
-const CALLS: [Call; 32] = [
+const CALLS: [Call; 33] = [
     call(libc::SYS_bpf, When::Always, bpf::serve),
     call(libc::SYS_perf_event_open, When::Always, perf::open),
     call(libc::SYS_ioctl, When::OfPerf, perf::ioctl),
@@ -79,6 +81,7 @@ const CALLS: [Call; 32] = [
     call(libc::SYS_execve, When::Always, |caller| caller.execute()),
     call(libc::SYS_execveat, When::Always, |caller| caller.execute()),
     call(libc::SYS_geteuid, When::Always, |caller| caller.effective_user()),
+    call(libc::SYS_ptrace, When::Detach, release::detach),
 ];
 
 fn faccessat(caller: &Caller<'_>) -> Reply {
@@ -152,6 +155,12 @@ pub fn filter() -> Vec<FilterInsn> {
             When::OfDescriptors => vec![
                 statement(LOAD_WORD, at_argument(1)),
                 branch(JUMP_EQUAL, 0, 1, 0),
+                statement(RETURN, NOTIFY),
+                statement(RETURN, ALLOW),
+            ],
+            When::Detach => vec![
+                statement(LOAD_WORD, at_argument(0)),
+                branch(JUMP_EQUAL, libc::PTRACE_DETACH, 0, 1),
                 statement(RETURN, NOTIFY),
                 statement(RETURN, ALLOW),
             ],

@@ -21,6 +21,7 @@ mod perf;
 mod program;
 mod raw_seccomp;
 mod recent;
+mod release;
 mod sampled;
 mod source;
 mod task_event;

@@ -181,6 +181,8 @@ struct Shared {
     trace: Mutex<TraceLog>,
     /// Processes that have loaded programs, and when they were started (clock ticks since boot).
     loaders: Mutex<BTreeMap<u32, Option<u64>>>,
+    /// Processes that their tools trace, and that links name: they are targets when they are let go.
+    held_by_tools: Mutex<BTreeSet<u32>>,
     /// What is looked at often.
     looked: Mutex<Vec<std::sync::Weak<dyn Looked>>>,
     /// Processes that run programs of perf events.
@@ -240,6 +242,7 @@ impl Realm {
             vdso: files::vdso_calls(),
             trace: Mutex::default(),
             loaders: Mutex::default(),
+            held_by_tools: Mutex::default(),
             looked: Mutex::default(),
             hosts: hosted::Hosts::default(),
             cpus: possible_cpus(),
@@ -458,6 +461,11 @@ impl Realm {
             None => life::Asked::Name,
         };
         self.tracer.ask(|reply| Command::AddTarget(pid, asked, of_family, reply))?
+    }
+
+    /// Whether a link names a process that is to become a target when the tool which traces it lets it go. (That is asked once.)
+    pub fn take_held(&self, pid: u32) -> bool {
+        self.shared.held_by_tools.lock().expect("no panic under this lock").remove(&pid)
     }
 
     /// Makes a process a target at its next `execve`; `ready` is called once it may go ahead.

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ring3_inject as inject;
+
 use crate::realm::life::Asked;
 use crate::realm::meant::check_reach;
 use crate::realm::reports::ReportTo;
 use crate::realm::target::Link;
 use crate::realm::tracer::{Actor, Command};
-use crate::realm::{AttachmentId, LinkSpec, Refusal};
+use crate::realm::{AttachmentId, LinkSpec, Refusal, process};
 
 /// Links that are removed together, and what their programs had, which is dropped after that: closing a program's last descriptor
 /// between two links' must not make two changes of them.
@@ -37,7 +39,7 @@ impl Actor {
 
     pub(in crate::realm) fn attach(&mut self, specs: Vec<LinkSpec>) -> Result<Vec<AttachmentId>, Refusal> {
         self.forget_vanished();
-        let Some(LinkSpec { pid, rights, .. }) = specs.first().cloned() else { return Ok(vec![]) };
+        let Some(LinkSpec { pid, rights, loader, .. }) = specs.first().cloned() else { return Ok(vec![]) };
         // (Of a single target forks are looked for when it gets the link.)
         let is_for_targets = pid.is_none_or(|pid| self.targets.contains_key(&pid));
         if self.targets.len() != 1 || !is_for_targets || self.has_orphans || !self.forks_only.is_empty() {
@@ -55,6 +57,11 @@ impl Actor {
         let ids: Vec<AttachmentId> = (first..self.next_attachment).map(AttachmentId).collect();
         let requester = ReportTo::RequesterOf { first: ids[0], last: AttachmentId(self.next_attachment - 1) };
         let result = match pid {
+            // (It is a target when the tool lets it go.)
+            Some(pid) if !self.targets.contains_key(&pid) && is_held_by(pid, loader) => {
+                self.shared.held_by_tools.lock().expect("no panic under this lock").insert(pid);
+                Ok(())
+            }
             Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, Asked::Name, requester),
             Some(pid) => self.apply_new(pid, &ids, requester),
             None => {
@@ -101,4 +108,9 @@ impl Actor {
         }
         self.finish_detach();
     }
+}
+
+/// Whether a process is traced by the tool that has this id.
+fn is_held_by(pid: u32, loader: u32) -> bool {
+    inject::tracer_of(pid).and_then(process::leader) == Some(loader)
 }
