@@ -21,9 +21,11 @@ const LOOK_EVERY: Duration = Duration::from_micros(200);
 pub(super) fn detach(caller: &Caller<'_>) -> Reply {
     let realm = caller.subsystem().realm.clone();
     let named = u32::try_from(caller.arg(1)).ok().and_then(|pid| process_named(pid, caller.call.tid));
-    let Some(pid) = named.filter(|pid| realm.take_held(*pid)) else { return Ok(Outcome::Continue) };
+    let tool = leader(caller.call.tid);
+    let Some(pid) = named.filter(|pid| realm.take_held(*pid, tool)) else { return Ok(Outcome::Continue) };
     let Some(process) = Pid::from_raw(pid as i32) else { return Ok(Outcome::Continue) };
-    let terminal = Terminal::of_loader(leader(caller.call.tid), caller.session.terminal);
+    let stays_stopped = caller.arg(3) == libc::SIGSTOP as u64;
+    let terminal = Terminal::of_loader(tool, caller.session.terminal);
     let tell = move |why: &str| {
         let what = format!("process {pid}, which the tool has begun, is not traced: {why}");
         tracing::warn!("{what}");
@@ -41,7 +43,9 @@ pub(super) fn detach(caller: &Caller<'_>) -> Reply {
         if let Err(refusal) = realm.add_target(pid, None, None, false) {
             tell(&refusal.message);
         }
-        let _ = kill_process(process, Signal::CONT);
+        if !stays_stopped {
+            let _ = kill_process(process, Signal::CONT);
+        }
     });
     if taken.is_err() {
         let _ = kill_process(process, Signal::CONT);

@@ -463,9 +463,10 @@ impl Realm {
         self.tracer.ask(|reply| Command::AddTarget(pid, asked, of_family, reply))?
     }
 
-    /// Whether a link names a process that is to become a target when the tool which traces it lets it go. (That is asked once.)
-    pub fn take_held(&self, pid: u32) -> bool {
-        self.shared.held_by_tools.lock().expect("no panic under this lock").remove(&pid)
+    /// Whether a link names a process that this tool traces: it is to become a target when the tool lets it go. (That is asked once.)
+    pub fn take_held(&self, pid: u32, tool: u32) -> bool {
+        process::is_traced_by(pid, tool)
+            && self.shared.held_by_tools.lock().expect("no panic under this lock").remove(&pid)
     }
 
     /// Makes a process a target at its next `execve`; `ready` is called once it may go ahead.

@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ring3_inject as inject;
-
 use crate::realm::life::Asked;
 use crate::realm::meant::check_reach;
 use crate::realm::reports::ReportTo;
@@ -58,7 +56,7 @@ impl Actor {
         let requester = ReportTo::RequesterOf { first: ids[0], last: AttachmentId(self.next_attachment - 1) };
         let result = match pid {
             // (It is a target when the tool lets it go.)
-            Some(pid) if !self.targets.contains_key(&pid) && is_held_by(pid, loader) => {
+            Some(pid) if !self.targets.contains_key(&pid) && process::is_traced_by(pid, loader) => {
                 self.shared.held_by_tools.lock().expect("no panic under this lock").insert(pid);
                 Ok(())
             }
@@ -108,9 +106,4 @@ impl Actor {
         }
         self.finish_detach();
     }
-}
-
-/// Whether a process is traced by the tool that has this id.
-fn is_held_by(pid: u32, loader: u32) -> bool {
-    inject::tracer_of(pid).and_then(process::leader) == Some(loader)
 }

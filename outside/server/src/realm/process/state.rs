@@ -80,6 +80,11 @@ pub(crate) fn leader(tid: u32) -> Option<u32> {
     inject::status_field(&status, "Tgid")?.parse().ok()
 }
 
+/// Whether a process's first thread is traced by a thread of a process.
+pub(in crate::realm) fn is_traced_by(pid: u32, tracer: u32) -> bool {
+    inject::tracer_of(pid).and_then(leader) == Some(tracer)
+}
+
 /// In how many pid namespaces a process can be seen from here.
 pub(in crate::realm) fn levels(pid: u32) -> u32 {
     let status = inject::proc_file(pid, "status").unwrap_or_default();
