@@ -83,7 +83,7 @@ enum Task {
     Compat(compat::Options),
     /// Run the cases of a directory of bpf_conformance
     Conformance(conformance::Options),
-    /// Break the verifier on purpose, one place at a time, and show which test notices
+    /// Break the verifier and the maps on purpose, one place at a time, and show which test notices
     Mutate(mutate::Options),
     /// Run other projects' own tests natively and as targets, and compare
     Suites(suites::Options),
