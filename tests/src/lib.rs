@@ -44,6 +44,15 @@ pub fn has_llvm() -> bool {
     has
 }
 
+/// Whether a tool that runs for root only, or beside the kernel, cannot run; says so.
+pub fn lacks(tool: &str) -> bool {
+    let lacks = !is_root() || Command::new(tool).arg("--version").output().is_err();
+    if lacks {
+        println!("SKIPPED: {tool} is not installed, or the tests do not run as root");
+    }
+    lacks
+}
+
 /// Whether the tests run as root (the native halves need it).
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()

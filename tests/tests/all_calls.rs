@@ -1,21 +1,10 @@
 //! A tool makes a link for each system call, hundreds of them, one after the other. How often targets are looked at, and what they
 //! are left with, does not depend on how many come.
 
-use std::process::Command;
-
-use ring3_tests::{Bench, Process, is_root, ready, victim, wait_until};
+use ring3_tests::{Bench, Process, lacks, ready, victim, wait_until};
 
 /// So often all links may be looked at in a target while hundreds are made or removed.
 const LOOKS_MAX: u64 = 40;
-
-/// Whether bpftrace cannot run; says why.
-fn lacks_bpftrace() -> bool {
-    let lacks = !is_root() || Command::new("bpftrace").arg("--version").output().is_err();
-    if lacks {
-        println!("SKIPPED: bpftrace is not installed, or runs for root only");
-    }
-    lacks
-}
 
 /// A shell that writes its line back.
 fn target(bench: &Bench) -> Process {
@@ -40,7 +29,7 @@ fn number(bench: &Bench, pid: u32, name: &str) -> u64 {
 
 #[test]
 fn hundreds_of_links_of_calls_are_made_and_removed_with_few_looks_at_each_target() {
-    if lacks_bpftrace() {
+    if lacks("bpftrace") {
         return;
     }
     let bench = Bench::ring3();
@@ -78,7 +67,7 @@ fn hundreds_of_links_of_calls_are_made_and_removed_with_few_looks_at_each_target
 
 #[test]
 fn sites_of_calls_for_which_no_link_came_are_restored() {
-    if lacks_bpftrace() {
+    if lacks("bpftrace") {
         return;
     }
     let bench = Bench::ring3();
@@ -111,7 +100,7 @@ fn counts(tool: Process) -> Vec<String> {
 /// The function begins with the bytes that ring3 displaces for the call.
 #[test]
 fn a_call_is_seen_whose_function_is_probed_whichever_was_first() {
-    if lacks_bpftrace() {
+    if lacks("bpftrace") {
         return;
     }
     let unmaps = victim("unmaps", "gcc", "unmaps.c", &["-O1"]);
@@ -143,7 +132,7 @@ fn a_call_is_seen_whose_function_is_probed_whichever_was_first() {
 /// The jump of a call moves when a probe needs its place, while threads are in the call.
 #[test]
 fn threads_that_are_in_a_call_come_back_from_it_where_its_function_is_probed_meanwhile() {
-    if lacks_bpftrace() {
+    if lacks("bpftrace") {
         return;
     }
     let unmaps = victim("unmaps", "gcc", "unmaps.c", &["-O1"]);

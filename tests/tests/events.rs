@@ -2,16 +2,7 @@
 
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, Terminal, is_root, kill, ready, shapes, victim, wait_until};
-
-/// Whether bpftrace cannot run; says why.
-fn lacks_bpftrace() -> bool {
-    let lacks = !is_root() || Command::new("bpftrace").arg("--version").output().is_err();
-    if lacks {
-        println!("SKIPPED: bpftrace is not installed, or runs for root only");
-    }
-    lacks
-}
+use ring3_tests::{Bench, Process, Terminal, kill, lacks, ready, shapes, victim, wait_until};
 
 /// What a program of bpftrace's prints.
 fn printed(bench: &Bench, program: &str) -> Vec<String> {
@@ -29,7 +20,7 @@ fn same_as_native(run: impl Fn(&Bench) -> Vec<String>) -> Vec<String> {
 
 #[test]
 fn intervals_print_clear_and_end_a_program_as_on_the_kernel() {
-    if lacks_bpftrace() {
+    if lacks("bpftrace") {
         return;
     }
     let program = r#"
@@ -50,7 +41,7 @@ fn intervals_print_clear_and_end_a_program_as_on_the_kernel() {
 
 #[test]
 fn an_interval_ends_a_tool_that_counts_calls() {
-    if lacks_bpftrace() {
+    if lacks("bpftrace") {
         return;
     }
     let counted = same_as_native(|bench| {
@@ -74,7 +65,7 @@ fn an_interval_ends_a_tool_that_counts_calls() {
 
 #[test]
 fn profile_sees_what_a_process_does_and_reads_its_memory() {
-    if lacks_bpftrace() {
+    if lacks("bpftrace") {
         return;
     }
     let seen = same_as_native(|bench| {
@@ -101,7 +92,7 @@ fn profile_sees_what_a_process_does_and_reads_its_memory() {
 
 #[test]
 fn a_software_event_runs_its_program_each_time_that_it_has_occurred_so_often() {
-    if lacks_bpftrace() {
+    if lacks("bpftrace") {
         return;
     }
     let seen = same_as_native(|bench| {
@@ -126,7 +117,7 @@ fn a_software_event_runs_its_program_each_time_that_it_has_occurred_so_often() {
 
 #[test]
 fn a_machine_without_counters_is_told_from_ring3() {
-    if lacks_bpftrace() {
+    if lacks("bpftrace") {
         return;
     }
     if std::path::Path::new("/sys/bus/event_source/devices/cpu").exists() {
@@ -158,7 +149,7 @@ fn hosts(server: u32) -> Vec<u32> {
 
 #[test]
 fn a_programs_process_ends_with_its_tool_and_its_end_is_told() {
-    if lacks_bpftrace() {
+    if lacks("bpftrace") {
         return;
     }
     let bench = Bench::ring3();

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ring3_tests::{Bench, Counter, Process, Terminal, go_victims, is_root, ready, wait_until};
+use ring3_tests::{Bench, Counter, Process, Terminal, go_victims, lacks, ready, wait_until};
 
 /// The functions that the victim tells of, in that order.
 const FUNCTIONS: [&str; 6] =
@@ -93,8 +93,7 @@ fn programs_in_go_are_attached_and_left_while_they_work() {
 
 /// Lets a victim work under a program of bpftrace's with this many probes; what that says at its end.
 fn traced(binary: &Path, program: &str, probes: usize) -> Option<Vec<String>> {
-    if Command::new("bpftrace").arg("--version").output().is_err() || !is_root() {
-        println!("SKIPPED: bpftrace is not installed, or runs for root only");
+    if lacks("bpftrace") {
         return None;
     }
     let bench = Bench::ring3();

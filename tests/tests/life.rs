@@ -3,18 +3,9 @@
 
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, Terminal, is_root, victim};
+use ring3_tests::{Bench, Process, Terminal, lacks, victim};
 
 const NOBODY: u32 = 65_534;
-
-/// Whether a tool cannot run; says so.
-fn lacks(tool: &str) -> bool {
-    let lacks = !is_root() || Command::new(tool).arg("--version").output().is_err();
-    if lacks {
-        println!("SKIPPED: {tool} is not installed, or the native half needs root");
-    }
-    lacks
-}
 
 /// The same under ring3, for root and for an ordinary user, and on the kernel.
 fn same_as_native(run: impl Fn(&Bench) -> Vec<String>) -> Vec<String> {

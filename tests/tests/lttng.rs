@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ring3_elf::{At, File, Kind, LttngTracepoint, Register};
-use ring3_tests::{Process, is_root, on_both, ready, root, victim};
+use ring3_tests::{Process, lacks, on_both, ready, root, victim};
 
 fn is_installed() -> bool {
     let is = Path::new("/usr/include/x86_64-linux-gnu/lttng/tracepoint.h").exists()
@@ -113,8 +113,7 @@ fn tracepoints_fire_without_the_session_daemon() {
     if !is_installed() {
         return;
     }
-    if !is_root() || Command::new("bpftrace").arg("--version").output().is_err() {
-        println!("SKIPPED: bpftrace is not installed, or the tests do not run as root");
+    if lacks("bpftrace") {
         return;
     }
     let source = root().join("examples/lttng-ust/ring3_lttng.c");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use ring3_elf::{At, File, Kind, Tracepoint};
-use ring3_tests::{Bench, Process, is_root, on_both, ready, root, victim, wait_until};
+use ring3_tests::{Bench, Process, lacks, on_both, ready, root, victim, wait_until};
 
 fn include() -> String {
     format!("-I{}", root().join("include").display())
@@ -394,21 +394,9 @@ fn printed(bench: &Bench, file: &Path, program: &str, lines: &[&str]) -> Vec<Str
     lines
 }
 
-fn can_use_bpftrace() -> bool {
-    if Command::new("bpftrace").arg("--version").output().is_err() {
-        println!("SKIPPED: bpftrace is not installed");
-        return false;
-    }
-    if !is_root() {
-        println!("SKIPPED: bpftrace wants to be root");
-        return false;
-    }
-    true
-}
-
 #[test]
 fn bpftrace_prints_the_same_arguments_natively_and_under_ring3() {
-    if !can_use_bpftrace() {
+    if lacks("bpftrace") {
         return;
     }
     const LINES: [&str; 7] = ["integers 2", "texts 2", "numbers 2", "pointers 1", "ship 1", "guarded 1", "nothing 1"];
@@ -457,7 +445,7 @@ BEGIN { printf("begun\n"); }
 
 #[test]
 fn bpftrace_prints_arguments_of_programs_in_rust() {
-    if !can_use_bpftrace() {
+    if lacks("bpftrace") {
         return;
     }
     const LINES: [&str; 6] = ["integers 2", "texts 2", "numbers 2", "ship 1", "guarded 1", "nothing 1"];

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, calling_victims, go_victims, is_root, kill, programs, wait_until};
+use ring3_tests::{Bench, Process, calling_victims, go_victims, is_root, kill, lacks, programs, wait_until};
 
 /// How often each call was seen, by the way in which it was told: `raw enter`, `trace exit` and so on.
 type Counts = BTreeMap<(String, i64), i64>;
@@ -298,8 +298,7 @@ fn calls_are_seen_where_the_agent_has_files() {
 
 /// bpftrace with a program in place; nothing if it cannot run here.
 fn traced_by_bpftrace(bench: &Bench, program: &str) -> Option<Process> {
-    if !is_root() || Command::new("bpftrace").arg("--version").output().is_err() {
-        println!("SKIPPED: bpftrace is not installed, or runs for root only");
+    if lacks("bpftrace") {
         return None;
     }
     let program = format!("BEGIN {{ printf(\"begun\\n\") }} {program}");

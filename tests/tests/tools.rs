@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ring3_tests::{Bench, Terminal, is_root, ready, shapes};
+use ring3_tests::{Bench, Terminal, is_root, lacks, ready, shapes};
 
 /// The same under ring3 and on the kernel; both results must be equal.
 fn same_as_native<T: PartialEq + std::fmt::Debug>(run: impl Fn(&Bench) -> T) -> T {
@@ -192,8 +192,7 @@ fn probed_sites(bench: &Bench, pid: u32) -> usize {
 
 #[test]
 fn a_program_for_one_process_leaves_others_alone() {
-    if Command::new("bpftrace").arg("--version").output().is_err() || !is_root() {
-        println!("SKIPPED: bpftrace is not installed, or runs for root only");
+    if lacks("bpftrace") {
         return;
     }
     let bench = Bench::ring3();
@@ -215,12 +214,7 @@ fn a_program_for_one_process_leaves_others_alone() {
 
 #[test]
 fn bpftrace_shows_the_same_stacks() {
-    if Command::new("bpftrace").arg("--version").output().is_err() {
-        println!("SKIPPED: bpftrace is not installed");
-        return;
-    }
-    if !is_root() {
-        println!("SKIPPED: bpftrace runs for root only");
+    if lacks("bpftrace") {
         return;
     }
     let seen = same_as_native(|bench| {

@@ -1,9 +1,8 @@
 //! Debian's unmodified tools for system calls (package libbpf-tools) show the same events under ring3 as on the kernel.
 
 use std::path::Path;
-use std::process::Command;
 
-use ring3_tests::{Bench, Terminal, calling_victims, is_root, programs, ready};
+use ring3_tests::{Bench, Terminal, calling_victims, is_root, lacks, programs, ready};
 
 /// A user without rights.
 const NOBODY: u32 = 65_534;
@@ -163,8 +162,7 @@ fn execsnoop_shows_programs_with_their_arguments_and_those_that_are_missing() {
 
 /// Of all processes, what the victim's are shown by.
 fn bpftrace(program: &str) -> Vec<String> {
-    if !is_root() || Command::new("bpftrace").arg("--version").output().is_err() {
-        println!("SKIPPED: bpftrace is not installed, or this is not root, which it wants to be");
+    if lacks("bpftrace") {
         return vec![];
     }
     let run = |bench: &Bench| {

@@ -2,9 +2,8 @@
 //! and on the kernel.
 
 use std::path::PathBuf;
-use std::process::Command;
 
-use ring3_tests::{Bench, Process, is_root, kill, on_both, programs, ready, victim, wait_until};
+use ring3_tests::{Bench, Process, kill, lacks, on_both, programs, ready, victim, wait_until};
 
 fn marked() -> PathBuf {
     victim("marked", "gcc", "marked.c", &[])
@@ -160,12 +159,7 @@ fn the_next_server_counts_down_what_a_killed_one_has_left() {
 
 #[test]
 fn bpftrace_sees_probes_with_semaphores() {
-    if Command::new("bpftrace").arg("--version").output().is_err() {
-        println!("SKIPPED: bpftrace is not installed");
-        return;
-    }
-    if !is_root() {
-        println!("SKIPPED: bpftrace wants to be root");
+    if lacks("bpftrace") {
         return;
     }
     on_both(|bench| {
@@ -195,12 +189,7 @@ fn bpftrace_sees_probes_with_semaphores() {
 /// bpftrace traces what it begins by ptrace until its probes are there.
 #[test]
 fn bpftrace_sees_probes_of_what_it_begins() {
-    if Command::new("bpftrace").arg("--version").output().is_err() {
-        println!("SKIPPED: bpftrace is not installed");
-        return;
-    }
-    if !is_root() {
-        println!("SKIPPED: bpftrace wants to be root");
+    if lacks("bpftrace") {
         return;
     }
     on_both(|bench| {
