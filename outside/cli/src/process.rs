@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
+use ring3_server::children;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
 
@@ -16,19 +17,12 @@ pub(crate) fn open(pid: u32) -> Result<OwnedFd, String> {
     })
 }
 
-/// The living descendants of a process, as far as the kernel tells them (proc(5), `/proc/PID/task/TID/children`).
+/// The living descendants of a process, as far as the kernel tells them.
 pub(crate) fn descendants(pid: u32) -> Vec<u32> {
-    let children_of = |parent: u32| {
-        let threads = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
-        let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
-        lists
-            .flat_map(|list| list.split_whitespace().filter_map(|id| id.parse().ok()).collect::<Vec<u32>>())
-            .collect::<Vec<u32>>()
-    };
-    let mut found = children_of(pid);
+    let mut found = children(pid);
     let mut next = 0;
     while let Some(parent) = found.get(next) {
-        let more = children_of(*parent);
+        let more = children(*parent);
         found.extend(more);
         next += 1;
     }

@@ -153,8 +153,7 @@ impl<'a> Tracing<'a> {
         let Tracing { wanted, begun, out, summary, thread, clock_offset_ns, .. } = self;
         let counted = wanted.summary || wanted.histogram;
         // (Lines show the ends of threads also where nobody has named that event.)
-        let counts_ends =
-            wanted.what.events.iter().any(|list| list.split(',').any(|name| name.trim() == ring3_trace::ends::EVENT));
+        let counts_ends = begun.names_ends;
         let mut result = Ok(());
         let count = begun.session.read(|of, bytes| {
             let Some(mut record) = Record::parse(of, bytes) else { return };

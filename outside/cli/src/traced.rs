@@ -90,6 +90,8 @@ pub(crate) struct Begun {
     connection: Connection,
     /// Ends of threads are recorded.
     sees_ends: bool,
+    /// They are events that `-e` names.
+    pub(crate) names_ends: bool,
 }
 
 /// What events are for.
@@ -117,9 +119,11 @@ impl Begun {
         if !what.buffer.is_power_of_two() {
             return Err(wrong(format!("--buffer {}: the size must be a power of two, such as 32", what.buffer)));
         }
-        let Chosen { calls, probes, ends } = chosen(&what.events, what.bytes_max).map_err(wrong)?;
+        let Chosen { calls, probes, ends: names_ends } = chosen(&what.events, what.bytes_max).map_err(wrong)?;
         let ends = match of {
-            _ if ends => Some(ends::recipe(id_after(&probes)).map_err(|why| format!("-e {}: {why}", ends::EVENT))?),
+            _ if names_ends => {
+                Some(ends::recipe(id_after(&probes)).map_err(|why| format!("-e {}: {why}", ends::EVENT))?)
+            }
             For::People => ends::recipe(id_after(&probes))
                 .inspect_err(|why| say!("ring3: ends of threads are not shown: {why}"))
                 .ok(),
@@ -178,7 +182,18 @@ impl Begun {
             session.skip_before_exec(child.id(), held::NAME);
             child.resume()?;
         }
-        Ok(Ok(Begun { session, child, watched, server, stop, interrupted, status: None, connection, sees_ends }))
+        Ok(Ok(Begun {
+            session,
+            child,
+            watched,
+            server,
+            stop,
+            interrupted,
+            status: None,
+            connection,
+            sees_ends,
+            names_ends,
+        }))
     }
 
     /// Whether nothing more is to be traced. What was recorded before that is in the session's buffer.

@@ -166,8 +166,8 @@ impl Stat {
 }
 
 /// The thread that traces a thread by ptrace, if one does.
-pub fn tracer_of(pid: u32) -> Option<u32> {
-    let status = proc_file(pid, "status").ok()?;
+pub fn tracer_of(tid: u32) -> Option<u32> {
+    let status = proc_file(tid, "status").ok()?;
     status_field(&status, "TracerPid")?.parse().ok().filter(|tracer| *tracer != 0)
 }
 

@@ -134,11 +134,7 @@ pub fn tell_end() {
 
 /// Whether a thread of a process is traced through another process.
 pub fn is_traced_through(pid: u32) -> bool {
-    let is_proxied = |tid: &Tid| {
-        let status = proc_file(pid, &format!("task/{tid}/status")).unwrap_or_default();
-        let tracer = status_field(&status, "TracerPid").and_then(|tracer| tracer.parse().ok());
-        tracer.is_some_and(|tracer| tracer != 0 && is_proxy(tracer))
-    };
+    let is_proxied = |tid: &Tid| tracer_of(*tid).is_some_and(is_proxy);
     !proxies().is_empty() && threads(pid).is_ok_and(|threads| threads.iter().any(is_proxied))
 }
 

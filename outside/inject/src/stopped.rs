@@ -23,9 +23,7 @@ use std::time::{Duration, Instant};
 use crate::Error;
 use crate::calls::Borrowed;
 use crate::memory::open_memory;
-use crate::process::{
-    Mapping, Pid, Statuses, is_live, mappings, not_permitted, proc_file, status_field, thread_state, threads,
-};
+use crate::process::{Mapping, Pid, Statuses, is_live, mappings, not_permitted, thread_state, threads, tracer_of};
 use crate::raw_ptrace::{self as ptrace, Pause, Registers, Tid, Wait};
 use crate::{proxy, rescue_frame};
 
@@ -423,11 +421,9 @@ impl Stopped {
     }
 
     fn why_not(&self, tid: Tid) -> Error {
-        let status = proc_file(self.pid, &format!("task/{tid}/status")).unwrap_or_default();
-        let tracer = status_field(&status, "TracerPid").and_then(|tracer| tracer.parse().ok());
-        match tracer {
-            Some(tracer @ 1..) => Error::AlreadyTraced { pid: self.pid, tracer },
-            _ => not_permitted(self.pid),
+        match tracer_of(tid) {
+            Some(tracer) => Error::AlreadyTraced { pid: self.pid, tracer },
+            None => not_permitted(self.pid),
         }
     }
 

@@ -18,3 +18,4 @@ pub mod support;
 mod trace;
 
 pub use raw_process::without_posix_spawn;
+pub use ring3_inject::children;

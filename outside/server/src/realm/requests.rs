@@ -159,12 +159,6 @@ impl Actor {
     /// free again.
     fn claims(&self) -> Vec<Claim> {
         let shared = self.shared.clone();
-        let paid: BTreeMap<(u32, u64), Option<Instant>> =
-            self.all_tables().map(|tables| ((tables.domain.number(), tables.nonce), tables.budget.paid)).collect();
-        let paid = |claim: &Claim| {
-            let of_owner = paid.get(&(claim.domain, claim.nonce)).copied();
-            of_owner.or_else(|| Some(self.owner(*claim)?.budget.paid))
-        };
         let mut claims = vec![];
         let domains = shared.domains.all();
         let entries = domains.iter().flat_map(|domain| {
@@ -177,8 +171,10 @@ impl Actor {
                 continue;
             }
             let claim = Claim::of(domain, index, entry);
-            match paid(&claim) {
-                Some(paid) if state != request::ABANDONED => claims.push((paid, !claim.is_exec(), claim)),
+            match self.owner(claim) {
+                Some(owner) if state != request::ABANDONED => {
+                    claims.push((owner.budget.paid, !claim.is_exec(), claim));
+                }
                 _ => claim.answer(&shared),
             }
         }
