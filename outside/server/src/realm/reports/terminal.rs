@@ -41,13 +41,24 @@ impl Terminal {
         Some(Terminal { first, ..Terminal::of(pid)? })
     }
 
+    /// Which descriptor of the process it is: the standard error, or the copy of it that a tool keeps which has silenced that for a while.
+    fn number(self) -> Option<i32> {
+        let is_it = |number: &i32| {
+            let now = file_of(self.pid, *number);
+            now.is_some() && [Some(self.file), self.first].contains(&now)
+        };
+        if is_it(&libc::STDERR_FILENO) {
+            return Some(libc::STDERR_FILENO);
+        }
+        let all = std::fs::read_dir(format!("/proc/{}/fd", self.pid)).ok()?.flatten();
+        let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        numbers.filter(|number| *number > libc::STDERR_FILENO).find(is_it)
+    }
+
     /// Writes a line. Where nobody reads it is lost: nobody may hold the server up.
     pub fn say(self, line: &str) {
-        let now = standard_error(self.pid);
-        if now.is_none() || ![Some(self.file), self.first].contains(&now) {
-            return;
-        }
-        let Ok(file) = inject::duplicate(inject::Pid(self.pid), libc::STDERR_FILENO) else { return };
+        let Some(number) = self.number() else { return };
+        let Ok(file) = inject::duplicate(inject::Pid(self.pid), number) else { return };
         let mut fds = [PollFd::new(&file, PollFlags::OUT)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         if rustix::event::poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::OUT) {
@@ -60,7 +71,12 @@ impl Terminal {
 
 /// Device and inode of a process's standard error.
 fn standard_error(pid: u32) -> Option<(u64, u64)> {
-    let meta = std::fs::metadata(format!("/proc/{pid}/fd/{}", libc::STDERR_FILENO)).ok()?;
+    file_of(pid, libc::STDERR_FILENO)
+}
+
+/// Device and inode of a file that a process has open.
+fn file_of(pid: u32, number: i32) -> Option<(u64, u64)> {
+    let meta = std::fs::metadata(format!("/proc/{pid}/fd/{number}")).ok()?;
     Some((meta.dev(), meta.ino()))
 }
 
