@@ -5,6 +5,7 @@
 //! duplicates the process's own descriptor when there is something to report, if that is still the same file.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 
@@ -18,6 +19,9 @@ use crate::realm::tracer::Actor;
 
 /// Reasons, or processes, that are written out.
 const REASONS_MAX: usize = 3;
+
+/// How often a standard error that is another file is looked for before a line is given up.
+const LOOKS_MAX: u32 = 8;
 
 /// The standard error of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,24 +45,29 @@ impl Terminal {
         Some(Terminal { first, ..Terminal::of(pid)? })
     }
 
-    /// Which descriptor of the process it is: the standard error, or the copy of it that a tool keeps which has silenced that for a while.
-    fn number(self) -> Option<i32> {
-        let is_it = |number: &i32| {
-            let now = file_of(self.pid, *number);
-            now.is_some() && [Some(self.file), self.first].contains(&now)
+    /// Opens the process's standard error, or the copy of it that a tool keeps which has silenced that for a while.
+    fn open(self) -> Option<OwnedFd> {
+        let is_it = |file: Option<(u64, u64)>| file.is_some() && [Some(self.file), self.first].contains(&file);
+        // (The process may change its descriptors between the look and the copy.)
+        let open = |number: i32| {
+            let file = inject::duplicate(inject::Pid(self.pid), number).ok()?;
+            let meta = rustix::fs::fstat(&file).ok()?;
+            is_it(Some((meta.st_dev, meta.st_ino))).then_some(file)
         };
-        if is_it(&libc::STDERR_FILENO) {
-            return Some(libc::STDERR_FILENO);
-        }
-        let all = std::fs::read_dir(format!("/proc/{}/fd", self.pid)).ok()?.flatten();
-        let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        numbers.filter(|number| *number > libc::STDERR_FILENO).find(is_it)
+        let copy = || {
+            let all = std::fs::read_dir(format!("/proc/{}/fd", self.pid)).ok()?.flatten();
+            let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+            let mut copies =
+                numbers.filter(|number| *number > libc::STDERR_FILENO && is_it(file_of(self.pid, *number)));
+            copies.find_map(open)
+        };
+        // (It may be what it was again before the copy is found.)
+        (0..LOOKS_MAX).find_map(|_| open(libc::STDERR_FILENO).or_else(copy))
     }
 
     /// Writes a line. Where nobody reads it is lost: nobody may hold the server up.
     pub fn say(self, line: &str) {
-        let Some(number) = self.number() else { return };
-        let Ok(file) = inject::duplicate(inject::Pid(self.pid), number) else { return };
+        let Some(file) = self.open() else { return };
         let mut fds = [PollFd::new(&file, PollFlags::OUT)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         if rustix::event::poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::OUT) {
@@ -198,4 +207,38 @@ fn count_untraced(terminal: Terminal) -> usize {
     let count = counts.entry(terminal).or_default();
     *count += 1;
     *count
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::fs::MetadataExt;
+    use std::process::{Child, Command, Stdio};
+
+    use super::Terminal;
+
+    struct Ended(Child);
+
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            let _ = self.0.kill().and_then(|()| self.0.wait());
+        }
+    }
+
+    #[test]
+    fn a_tool_that_silences_its_standard_error_time_and_again_gets_each_line() {
+        const LINES: usize = 500;
+        let script = "echo ready >&2; while :; do exec 3>&2 2>/dev/null; exec 2>&3 3>&-; done";
+        let tool = Command::new("sh").args(["-c", script]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let mut tool = Ended(tool.expect("sh runs"));
+        let mut lines = BufReader::new(tool.0.stderr.take().expect("piped")).lines().map(|line| line.expect("text"));
+        assert_eq!(lines.next().as_deref(), Some("ready"));
+        let null = std::fs::metadata("/dev/null").map(|null| (null.dev(), null.ino())).expect("it is there");
+        let mut looks = std::iter::repeat_with(|| Terminal::of(tool.0.id())).flatten();
+        let terminal = looks.find(|terminal| terminal.file != null).expect("it has one");
+        (0..LINES).for_each(|number| terminal.say(&number.to_string()));
+        drop(tool);
+        let expected: Vec<String> = (0..LINES).map(|number| format!("ring3: {number}")).collect();
+        assert_eq!(lines.collect::<Vec<_>>(), expected);
+    }
 }
