@@ -4,6 +4,7 @@
 
 mod raw;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
@@ -392,4 +393,49 @@ fn a_link_that_names_no_element_ends_its_chain_and_no_other() {
         listed.sort_unstable();
         assert_eq!(listed, [0, 1, 2, 3, 4, 5, 6, 7].map(u32::to_le_bytes));
     }
+}
+
+#[test]
+fn a_walk_that_is_led_into_another_bucket_notices() {
+    const BUCKETS: usize = 896;
+    const BUCKET_BYTES: usize = ring3_layout::map::BUCKET_BYTES as usize;
+    let attributes = Attributes {
+        map_type: map_type::HASH,
+        key_size: 4,
+        value_size: 8,
+        max_entries: 8,
+        cpus: 1,
+        ..Attributes::default()
+    };
+    let geometry = Geometry::new(&attributes).expect("valid");
+    let memory = Fenced::new(geometry.file_bytes() as usize);
+    // SAFETY: fresh zeroed memory of the right size.
+    let map = unsafe { Map::trusted(memory.base, &geometry) };
+    for number in 0..8u32 {
+        map.user_update(&context(false), &number.to_le_bytes(), &[1; 8], 1).expect("room");
+    }
+    let keys_of = |bucket: u32| {
+        let mut keys = vec![];
+        let is_whole = map.user_bucket(bucket, &mut [0; 4], |key: &[u8]| keys.push(key.to_vec()));
+        is_whole.then_some(keys)
+    };
+    let buckets = 0..=geometry.hash.bucket_mask;
+    let used: Vec<u32> = buckets.filter(|bucket| keys_of(*bucket).is_some_and(|keys| !keys.is_empty())).collect();
+    assert!(used.len() > 1, "{used:?}");
+    // SAFETY: the link of a bucket, behind header and words.
+    let link_of = |bucket: u32| memory.base.wrapping_add(BUCKETS + BUCKET_BYTES * bucket as usize).cast::<u32>();
+    let (left, entered) = (used[0], used[1]);
+    let lost = keys_of(left).expect("whole").len();
+    // (As if the first element had been used again there, while somebody goes through this bucket.)
+    // SAFETY: as above.
+    unsafe { link_of(left).write(link_of(entered).read()) };
+    assert_eq!(keys_of(left), None);
+    let mut shown = BTreeSet::new();
+    let seen = map.for_each(0, |key, _| {
+        // SAFETY: the key of an element of a live map.
+        let key = unsafe { (key as *const [u8; 4]).read() };
+        assert!(shown.insert(key), "{key:?} is shown twice");
+        true
+    });
+    assert_eq!((seen, shown.len()), (Ok(8 - lost as u64), 8 - lost));
 }
