@@ -31,6 +31,17 @@ pub enum Point {
     Task(TaskPoint),
 }
 
+impl Point {
+    /// Whether eBPF programs run here when a program is executed.
+    pub(super) fn sees_executions(&self) -> bool {
+        match self {
+            Point::Probe(_) => false,
+            Point::Syscall(point) => TaskEvent::Exec.calls().iter().any(|number| point.calls.has(*number as u32)),
+            Point::Task(point) => point.event == TaskEvent::Exec,
+        }
+    }
+}
+
 /// A uprobe or uretprobe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbePoint {

@@ -15,6 +15,7 @@ impl Target {
         links: &'a BTreeMap<AttachmentId, Link>,
     ) -> impl Iterator<Item = (AttachmentId, &'a LinkSpec)> + use<'a> {
         let whose = (self.pid, self.subject.clone());
+        let before_program = self.before_program;
         let kept_out: BTreeSet<AttachmentId> =
             self.kept_out.keys().chain(self.switched_off.keys()).copied().collect();
         let specs = links.iter().map(|(id, link)| (*id, &link.spec));
@@ -29,6 +30,7 @@ impl Target {
             let (pid, subject) = &whose;
             is_for(spec, *pid)
                 && is_of_family(spec, &family)
+                && !(before_program && !spec.point.sees_executions())
                 && !kept_out.contains(id)
                 && reaches(&spec.rights, subject)
         })

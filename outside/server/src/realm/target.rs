@@ -96,7 +96,7 @@ pub(super) struct Target {
     pub(super) told_of_gate: bool,
     /// The id that the thread had which executed it, if that was another than it has now, in its own pid namespace; else 0.
     pub(super) executed_by: u32,
-    /// It runs ring3 until it executes its program, by the C library: nothing else is looked at.
+    /// It runs ring3 until it executes its program, by the C library: nothing else is looked at, and nothing but that call is seen.
     pub(super) before_program: bool,
     pub(super) nonce: u64,
     /// Where whoever began it reads what could not be done.

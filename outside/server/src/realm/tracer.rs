@@ -454,6 +454,7 @@ impl Actor {
                 let forebears = BTreeSet::new();
                 let kept = InheritedState { explicit: true, following, terminal: Terminal::of(pid), forebears };
                 self.cancel_execution(pid);
+                self.show_execution(pid);
                 self.follow((pid, pid), kept, Announcer::User(reply), ready);
             }
             Command::AtNewProgram(pid, number, _, give) => self.at_new_program(pid, number, give),

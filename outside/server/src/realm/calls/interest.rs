@@ -81,6 +81,11 @@ impl SyscallInterest {
         interest
     }
 
+    /// What is left of it in a process of which only executions are to be seen.
+    pub(super) fn in_executions(self) -> SyscallInterest {
+        SyscallInterest { all: false, unnamed: false, ahead: false, ..self }
+    }
+
     /// Whether the sites of a call that no link wants yet are replaced all the same, so that none is needed for a link of it.
     pub(in crate::realm) fn covers(&self, number: u32) -> bool {
         self.any && (self.all || self.ahead || self.numbers.contains(&number))

@@ -82,7 +82,8 @@ impl Target {
                 Calls::All | Calls::Unnamed => 0..=OTHER_NUMBERS,
                 Calls::Never => continue,
             };
-            for number in numbers.filter(|number| point.calls.has(*number as u32)) {
+            let is_seen = |number| !self.before_program || TaskEvent::Exec.calls().contains(&(number as i64));
+            for number in numbers.filter(|number| point.calls.has(*number as u32) && is_seen(*number)) {
                 wanted.entry((point.exit, number)).or_default().push(*id);
             }
         }

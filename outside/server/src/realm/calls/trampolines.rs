@@ -282,6 +282,7 @@ impl Target {
             self.syscalls.series.places_all(),
             self.links_for(links).map(|(_, spec)| spec),
         );
+        let interest = if self.before_program { interest.in_executions() } else { interest };
         let vdso = shared.vdso.as_ref();
         // (With `RING3_PERF` ours have files, too.)
         let mappings: Vec<_> = self.code_not_ours(mappings).cloned().collect();

@@ -14,13 +14,15 @@ use std::time::{Duration, Instant};
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
-use super::privileges;
-use crate::realm::files::ANALYSIS_AT_ONCE;
+use super::{Asked, privileges};
+use crate::realm::files::{self, ANALYSIS_AT_ONCE};
+use crate::realm::meant::{holds, is_of_family};
 use crate::realm::refusal::refusal_of;
 use crate::realm::reports::{ReportTo, Terminal};
 use crate::realm::target::{Link, Target};
 use crate::realm::tracer::{Actor, Command, CommandSender, Ready};
-use crate::realm::{AttachmentId, Following, Refusal, Shared, TargetStatus, process};
+use crate::realm::{AttachmentId, Following, LinkSpec, Refusal, Shared, TargetStatus, process};
+use crate::rights::Subject;
 
 /// A process that announced an `execve` must call it within this time.
 const CALL_WITHIN: Duration = Duration::from_secs(2);
@@ -138,6 +140,21 @@ impl Actor {
                 let error = inject::Error::io("a thread to follow an execution", error);
                 self.report_not_followed(pid, kept, announcer, refusal_of(error));
             }
+        }
+    }
+
+    /// `ring3 start` is about to execute a program. If a link wants to see that call, the process is a target before.
+    pub(in crate::realm) fn show_execution(&mut self, pid: u32) {
+        let Ok(subject) = Subject::of(pid) else { return };
+        let (whose, family) = ((pid, subject), BTreeSet::from([pid]));
+        let sees =
+            |spec: &LinkSpec| spec.point.sees_executions() && holds(spec, &whose) && is_of_family(spec, &family);
+        // (A static ring3 makes the call itself.)
+        if !self.links.values().any(|link| sees(&link.spec)) || !files::maps_c_library(pid) {
+            return;
+        }
+        if let Err(refusal) = self.add_target(pid, Asked::BeforeProgram, ReportTo::Requester) {
+            tracing::warn!(pid, "the call that executes its program is not seen: {refusal}");
         }
     }
 
