@@ -215,6 +215,15 @@ static __always_inline void typed_registers(const struct pt_regs *regs, __u64 *v
 	values[5] = regs->r9;
 }
 
+// Whether those of the task are these.
+static __always_inline bool are_of_task(const struct pt_regs *regs)
+{
+	const struct pt_regs *of_task = (const struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
+
+	return of_task->orig_rax == regs->orig_rax && of_task->rdi == regs->rdi && of_task->rsp == regs->rsp &&
+	       of_task->rip == regs->rip;
+}
+
 SEC("tp_btf/sys_enter")
 int typed_enter(struct raw_context *context)
 {
@@ -222,6 +231,8 @@ int typed_enter(struct raw_context *context)
 	struct key key = { (int)context->args[1], TYPED_ENTER };
 	__u64 values[6] = { 0 };
 
+	if (!are_of_task(regs))
+		return 0;
 	typed_registers(regs, values);
 	add(key, values, 6);
 	return 0;
@@ -233,7 +244,8 @@ int typed_exit(struct raw_context *context)
 	const struct pt_regs *regs = (const struct pt_regs *)context->args[0];
 	struct key key = { (int)regs->orig_rax, TYPED_EXIT };
 
-	add(key, &context->args[1], 1);
+	if (are_of_task(regs))
+		add(key, &context->args[1], 1);
 	return 0;
 }
 
@@ -245,7 +257,8 @@ int typed_exit(struct raw_context *context)
 		const struct pt_regs *regs = (const struct pt_regs *)context->args[0]; \
 		struct key key = { (int)regs->orig_rax, FUNCTION_ENTER };            \
 		__u64 values[6] = { 0 }, argument = 0;                               \
-		if (bpf_get_func_arg(context, 0, &argument) || argument != context->args[0]) \
+		if (bpf_get_func_arg(context, 0, &argument) || argument != context->args[0] || \
+		    !are_of_task(regs))                                              \
 			return 0;                                                    \
 		typed_registers(regs, values);                                       \
 		for (int i = count; i < 6; i++)                                      \

@@ -387,6 +387,47 @@ static __always_inline void tell_frames(void)
 	} while (0)
 #define STACK_ID(text, map, flags) TELL("stack id " text, bpf_get_stackid(ctx, &map, flags))
 
+#define TASK_STACK(text, size, flags)                                                \
+	do {                                                                         \
+		__builtin_memset(frames, 0xaa, 8 * 8);                               \
+		TELL("task stack " text, bpf_get_task_stack(bpf_get_current_task_btf(), frames, size, flags)); \
+		tell_frames();                                                       \
+	} while (0)
+#define TASK_STACK_FAILS(text, size, flags)                                          \
+	do {                                                                         \
+		__builtin_memset(frames, 0xaa, 8 * 8);                               \
+		TELL("task stack " text, bpf_get_task_stack(bpf_get_current_task_btf(), frames, size, flags)); \
+		TELL("  first", frames[0]);                                          \
+	} while (0)
+
+// It does not look at the context.
+SEC("uprobe")
+int stacks_of_task(void *ctx)
+{
+	TASK_STACK("whole", sizeof(frames), BPF_F_USER_STACK);
+	TASK_STACK("of 3", 24, BPF_F_USER_STACK);
+	TASK_STACK("but 1", sizeof(frames), BPF_F_USER_STACK | 1);
+	TASK_STACK("2 but 1", 16, BPF_F_USER_STACK | 1);
+	TASK_STACK_FAILS("but more", sizeof(frames), BPF_F_USER_STACK | 6);
+	TASK_STACK_FAILS("odd", 20, BPF_F_USER_STACK);
+	TASK_STACK_FAILS("of ids, odd", 24, BPF_F_USER_STACK | BPF_F_USER_BUILD_ID);
+	TELL("task stack of ids",
+	     bpf_get_task_stack(bpf_get_current_task_btf(), frames, 3 * 32, BPF_F_USER_STACK | BPF_F_USER_BUILD_ID));
+	TASK_STACK_FAILS("of the kernel, odd", 20, 0);
+	TASK_STACK_FAILS("of the kernel with ids", 64, BPF_F_USER_BUILD_ID);
+	TASK_STACK_FAILS("of the kernel but 255", 64, 255);
+	TASK_STACK_FAILS("flags", sizeof(frames), BPF_F_USER_STACK | BPF_F_REUSE_STACKID);
+	TASK_STACK_FAILS("flags 1 << 40", sizeof(frames), BPF_F_USER_STACK | 1UL << 40);
+	return 0;
+}
+
+SEC("uretprobe")
+int stacks_of_task_after(void *ctx)
+{
+	TASK_STACK("after", sizeof(frames), BPF_F_USER_STACK);
+	return 0;
+}
+
 SEC("uprobe")
 int stacks(struct pt_regs *ctx)
 {
@@ -522,6 +563,7 @@ int registers_after(struct pt_regs *ctx)
 	return 0;
 }
 
+#define TASK_REGS ((struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf()))
 #define TELL_KEPT(when, from)                                                        \
 	do {                                                                         \
 		TELL("rbx " when, (from)->rbx);                                      \
@@ -555,6 +597,54 @@ int kept_read(struct pt_regs *ctx)
 
 	TELL("read registers", bpf_probe_read_kernel(&copy, sizeof(copy), ctx));
 	TELL_KEPT("as read", &copy);
+	return 0;
+}
+
+// They do not look at the context.
+static __noinline int tell_regs_of_task(int copies)
+{
+	struct pt_regs copy, *regs = TASK_REGS;
+
+	TELL("task's rdi", regs->rdi);
+	TELL("task's rdi, its lower half", *(unsigned *)&regs->rdi);
+	TELL("task's rip - rdx", regs->rip - regs->rdx);
+	TELL("task's cs", regs->cs);
+	TELL("task's ss", regs->ss);
+	TELL_KEPT("of the task", regs);
+	if (copies) {
+		TELL("copy", bpf_probe_read_kernel(&copy, sizeof(copy), regs));
+		TELL_KEPT("of the copy", &copy);
+	}
+	return 0;
+}
+
+SEC("uprobe")
+int kept_task(void *ctx)
+{
+	return tell_regs_of_task(1);
+}
+
+SEC("uretprobe")
+int kept_task_after(void *ctx)
+{
+	return tell_regs_of_task(0);
+}
+
+SEC("uprobe")
+int kept_both(struct pt_regs *ctx)
+{
+	struct pt_regs *regs = TASK_REGS, copy;
+	char same = 1;
+
+	TELL("task's sp - sp", regs->rsp - ctx->rsp);
+	TELL("task's ip - ip", regs->rip - ctx->rip);
+	TELL("task's flags ^ flags", regs->eflags ^ ctx->eflags);
+	TELL("task's rdx - rdx", regs->rdx - ctx->rdx);
+	TELL("read task's", bpf_probe_read_kernel(&copy, sizeof(copy), regs));
+#pragma unroll
+	for (int i = 0; i < (int)(sizeof(copy) / 8); i++)
+		same &= ((unsigned long *)&copy)[i] == ((unsigned long *)ctx)[i];
+	TELL("task's are the context's", same);
 	return 0;
 }
 

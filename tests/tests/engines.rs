@@ -484,19 +484,42 @@ fn what_lies_behind_a_programs_own_stack_is_read_as_the_helper_reads_it() {
     }
 }
 
-#[test]
-fn programs_that_are_run_by_themselves_have_no_stack_to_walk() {
+/// What a raw tracepoint's program returns that is run by itself, on a context of ones.
+fn run_alone(text: &str) -> i64 {
     let mut runner = Runner::new(1).expect("this machine runs programs");
-    let text = "r2 = r10
-        r2 += -64
-        r3 = 64
-        r4 = 256
-        call bpf_get_stack
-        exit";
     let kind = prog_type::RAW_TRACEPOINT;
     let program = verified(text, (kind, Policy::targets(kind)), &runner, &[]);
     let code = ring3_jit::compile(&program, &Options::default()).expect("it compiles");
     let loaded = runner.load(&program, &code).expect("there is room");
-    let given = runner.run(loaded, &mut [0xff; 96], 1).expect("this thread is free").result as i64;
-    assert_eq!(given, -14);
+    runner.run(loaded, &mut [0xff; 96], 1).expect("this thread is free").result as i64
+}
+
+#[test]
+fn programs_that_are_run_by_themselves_have_no_stack_to_walk() {
+    let walk = "r2 = r10
+        r2 += -64
+        r3 = 64
+        r4 = 256";
+    assert_eq!(run_alone(&format!("{walk}\ncall bpf_get_stack\nexit")), -14);
+    let of_task = format!("call bpf_get_current_task_btf\nr1 = r0\n{walk}\ncall bpf_get_task_stack\nexit");
+    assert_eq!(run_alone(&of_task), -14);
+}
+
+#[test]
+fn programs_that_are_run_by_themselves_have_registers_that_are_zero() {
+    let or_all: String = (0..168).step_by(8).map(|at| format!("r1 = *(u64 *)(r6 +{at})\nr0 |= r1\n")).collect();
+    let text =
+        format!("call bpf_get_current_task_btf\nr1 = r0\ncall bpf_task_pt_regs\nr6 = r0\nr0 = 0\n{or_all}exit");
+    assert_eq!(run_alone(&text), 0);
+    // Of no task but the running one.
+    let text = "call bpf_get_current_task_btf
+        r1 = r0
+        r1 += 8
+        r2 = r10
+        r2 += -64
+        r3 = 64
+        r4 = 256
+        call bpf_get_task_stack
+        exit";
+    assert_eq!(run_alone(text), -95);
 }

@@ -58,6 +58,7 @@ asm(".text\n"
     "chained: push %rbp\n"
     "	xor %ebp, %ebp\n"
     "	call chain_outer\n"
+    "	call chain_of_task\n"
     "	call chain_bare\n"
     "	mov $150, %esi\n"
     "	call chain_deep\n"
@@ -72,6 +73,8 @@ asm(".text\n"
     FRAMED(chain_outer, "	call chain_middle\n")
     FRAMED(chain_middle, "	call hopped\n")
     FRAMED(stacks, "")
+    FRAMED(chain_of_task, "	call stacks_of_task\n")
+    FRAMED(stacks_of_task, "")
     FRAMED(chain_bare, "	call stacks_bare\n")
     FRAMED(chain_deep, "	dec %esi\n	jz 1f\n	call chain_deep\n	jmp 2f\n1:	call stacks_deep\n2:\n")
     FRAMED(stacks_deep, "")
@@ -91,12 +94,18 @@ asm(".text\n"
     "	mov $11, %ebx\n	mov $12, %ebp\n	mov $13, %r12d\n	mov $14, %r13d\n	mov $15, %r14d\n	mov $16, %r15d\n"
     "	call kept\n"
     "	call kept_read\n"
+    "	lea kept_task(%rip), %rdx\n	mov $-17, %rdi\n	call kept_task\n"
+    "	call kept_both\n"
     "	add $8, %rsp\n	pop %r15\n	pop %r14\n	pop %r13\n	pop %r12\n	pop %rbp\n	pop %rbx\n	ret\n"
     ".size marked, . - marked\n"
     ".type kept, @function\n.globl kept\n"
     "kept: nopl 0(%rax, %rax, 1)\n	ret\n.size kept, . - kept\n"
     ".type kept_read, @function\n.globl kept_read\n"
-    "kept_read: nopl 0(%rax, %rax, 1)\n	ret\n.size kept_read, . - kept_read\n");
+    "kept_read: nopl 0(%rax, %rax, 1)\n	ret\n.size kept_read, . - kept_read\n"
+    ".type kept_task, @function\n.globl kept_task\n"
+    "kept_task: nopl 0(%rax, %rax, 1)\n	ret\n.size kept_task, . - kept_task\n"
+    ".type kept_both, @function\n.globl kept_both\n"
+    "kept_both: nopl 0(%rax, %rax, 1)\n	ret\n.size kept_both, . - kept_both\n");
 
 static void tell_who(void)
 {

@@ -91,6 +91,8 @@ exports! {
     ring3_helper_ringbuf_query = raw_buffers::ringbuf_query;
     ring3_helper_get_stackid = raw_stack::get_stackid;
     ring3_helper_get_stack = raw_stack::get_stack;
+    ring3_helper_get_task_stack = raw_stack::get_task_stack;
+    ring3_helper_task_pt_regs = raw_stack::task_pt_regs;
     ring3_helper_loop = raw_callbacks::bpf_loop;
     ring3_helper_for_each_map_elem = raw_callbacks::for_each_map_elem;
     ring3_helper_dynptr_from_mem = raw_dynptr::dynptr_from_mem;

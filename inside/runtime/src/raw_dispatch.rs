@@ -246,6 +246,8 @@ struct Outer {
     sampled: u64,
     exit_code: u64,
     call_word: u64,
+    context: u64,
+    task_regs: PtRegs,
 }
 
 /// No sample stands for the thread any more; which one did.
@@ -269,6 +271,8 @@ impl Outer {
             sampled: stand_aside(tb),
             exit_code: core::mem::take(&mut tb.exit_code),
             call_word: tb.call_word,
+            context: tb.context,
+            task_regs: tb.task_regs,
         }
     }
 
@@ -286,6 +290,8 @@ impl Outer {
         stand_for(tb, self.sampled);
         tb.exit_code = self.exit_code;
         tb.call_word = self.call_word;
+        tb.context = self.context;
+        tb.task_regs = self.task_regs;
         tb.interrupted = self.interrupted;
     }
 }

@@ -254,7 +254,8 @@ pub unsafe fn clear(target: u64, bytes: u64) {
     unsafe { core::ptr::write_bytes(target as *mut u8, 0, bytes as usize) };
 }
 
-/// Whether an address is what the kernel would call kernel memory: a program's stack, its context or a map.
+/// Whether an address is what the kernel would call kernel memory: a program's stack, its context, the registers that it was given
+/// or a map.
 pub(crate) fn is_program_memory(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
     let here = &raw const tb as u64;
     let end = match tb.guard.load(Relaxed) {
@@ -265,10 +266,11 @@ pub(crate) fn is_program_memory(tb: &ThreadBlock, address: u64, bytes: u64) -> b
     if address >= here && address < end {
         return true;
     }
-    if let Some(sampled) = sampled(tb)
-        && address.wrapping_sub(sampled.context) < sampled.context_bytes
-        && bytes <= sampled.context_bytes - (address - sampled.context)
-    {
+    let lies_in = |start: u64, length: u64| {
+        let at = address.wrapping_sub(start);
+        at < length && bytes <= length - at
+    };
+    if sampled(tb).is_some_and(|sampled| lies_in(sampled.context, sampled.context_bytes)) {
         return true;
     }
     use ring3_layout::control::{ControlHeader, GotEntry, MAPS_MAX};
@@ -277,7 +279,7 @@ pub(crate) fn is_program_memory(tb: &ThreadBlock, address: u64, bytes: u64) -> b
     let header = (tb.region_base + CONTROL_OFFSET) as *const ControlHeader;
     // SAFETY: the control page begins with its header, is mapped in every target and read only for it.
     let maps = unsafe { &(*header).maps };
-    (0..maps.load(Relaxed).min(MAPS_MAX)).any(|slot| {
+    let is_in_map = (0..maps.load(Relaxed).min(MAPS_MAX)).any(|slot| {
         let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
         // SAFETY: the GOT is mapped in every target, and consists of atomics.
         let entry = unsafe { &*entry };
@@ -289,5 +291,6 @@ pub(crate) fn is_program_memory(tb: &ThreadBlock, address: u64, bytes: u64) -> b
         let view = unsafe { &*(view as *const View) };
         let end = view.base.wrapping_add(view.geometry.file_bytes());
         address >= view.base && address.wrapping_add(bytes) <= end
-    })
+    });
+    is_in_map || lies_in(&raw const tb.task_regs as u64, size_of_val(&tb.task_regs) as u64)
 }

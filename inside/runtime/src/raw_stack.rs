@@ -1,4 +1,5 @@
-//! `bpf_get_stack` and `bpf_get_stackid`: the user's stack (`raw_walk.rs`).
+//! `bpf_get_stack`, `bpf_get_stackid` and `bpf_get_task_stack`: the user's stack (`raw_walk.rs`); `bpf_task_pt_regs`: the registers
+//! that it is walked from.
 //!
 //! A probe in the kernel unwinds user stacks by frame pointers only (arch/x86/events/core.c:perf_callchain_user), and
 //! so sees less. There are no kernel stacks. At a uprobe, where the registers are the user's, the
@@ -21,6 +22,7 @@ use ring3_uapi::ptrace::PtRegs;
 use crate::raw_helpers::{answer, block, context, map_at};
 use crate::raw_memory::{clear, read, read_word};
 use crate::raw_sampled::sampled;
+use crate::raw_task::task_of;
 use crate::raw_walk::walk;
 
 /// Whether the return address is at the stack pointer still, as far as the kernel can tell from the first instruction.
@@ -55,6 +57,11 @@ impl Origin<'_> {
     /// Whether there may be a stack of the kernel's.
     fn has_kernel_stack(&self) -> bool {
         matches!(self, Origin::Sampled(_))
+    }
+
+    /// Whether there is a stack of the user's. (Only kernel threads and idle CPUs have none.)
+    fn has_user_stack(&self) -> bool {
+        !matches!(self, Origin::Sampled(sampled) if sampled.user_count == 0)
     }
 
     /// Gives the addresses of a stack, at most `limit`, with their numbers to `put`; how many there are.
@@ -99,17 +106,24 @@ fn stack_id(tb: &ThreadBlock, origin: &Origin<'_>, map: &Map, flags: u64) -> Res
     map.stack_id(&context(tb), addresses, flags).map(u64::from)
 }
 
-/// Fills `bytes` bytes at `to`, which are zero; how many are addresses. Mirrors kernel/bpf/stackmap.c:__bpf_get_stack.
-///
-/// # Safety
-/// `to` is writable for `bytes` bytes.
-unsafe fn stack(tb: &ThreadBlock, origin: &Origin<'_>, to: u64, bytes: u64, flags: u64) -> Result<u64, Errno> {
+/// Bytes of an entry of a stack of so many bytes. Mirrors kernel/bpf/stackmap.c:__bpf_get_stack, as does [`stack`].
+fn entry_bytes(bytes: u64, flags: u64) -> Result<u64, Errno> {
     let (user, builds) = (flags & BPF_F_USER_STACK != 0, flags & BPF_F_USER_BUILD_ID != 0);
     let entry_bytes = if builds { STACK_BUILD_ID_BYTES } else { 8 } as u64;
     let known = BPF_F_SKIP_FIELD_MASK | BPF_F_USER_STACK | BPF_F_USER_BUILD_ID;
     if flags & !known != 0 || !user && builds || !bytes.is_multiple_of(entry_bytes) {
         return Err(Errno::EINVAL);
     }
+    Ok(entry_bytes)
+}
+
+/// Fills `bytes` bytes at `to`, which are zero; how many are addresses.
+///
+/// # Safety
+/// `to` is writable for `bytes` bytes.
+unsafe fn stack(tb: &ThreadBlock, origin: &Origin<'_>, to: u64, bytes: u64, flags: u64) -> Result<u64, Errno> {
+    let (user, builds) = (flags & BPF_F_USER_STACK != 0, flags & BPF_F_USER_BUILD_ID != 0);
+    let entry_bytes = entry_bytes(bytes, flags)?;
     let skip = (flags & BPF_F_SKIP_FIELD_MASK) as usize;
     let room = (bytes / entry_bytes) as usize;
     let limit = (room + skip).min(STACK_FRAMES_MAX);
@@ -182,4 +196,52 @@ pub unsafe extern "sysv64" fn get_stack(regs: u64, to: u64, bytes: u64, flags: u
     unsafe { clear(to, bytes) };
     // SAFETY: as above.
     answer(origin.and_then(|origin| unsafe { stack(tb, &origin, to, bytes, flags) }))
+}
+
+/// As [`stack`], of a task: programs hold that of the running thread. Where there is no stack of the kernel's, it answers as a
+/// kernel that cannot walk its own (without `CONFIG_STACKTRACE`).
+///
+/// # Safety
+/// `to` is writable for `bytes` bytes, which are zero.
+unsafe fn task_stack(tb: &ThreadBlock, task: u64, to: u64, bytes: u64, flags: u64) -> Result<u64, Errno> {
+    entry_bytes(bytes, flags)?;
+    let user = flags & BPF_F_USER_STACK != 0;
+    if task != task_of(tb) {
+        return Err(if user { Errno::EOPNOTSUPP } else { Errno::EFAULT });
+    }
+    let origin = Origin::of(tb, tb.context)?;
+    let has_it = if user { origin.has_user_stack() } else { origin.has_kernel_stack() };
+    if !has_it {
+        return Err(Errno::EFAULT);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { stack(tb, &origin, to, bytes, flags) }
+}
+
+/// `bpf_get_task_stack`
+///
+/// # Safety
+/// Called by a verified program with a task, writable memory and the thread block that it was given.
+pub unsafe extern "sysv64" fn get_task_stack(task: u64, to: u64, bytes: u64, flags: u64, _: u64, env: u64) -> u64 {
+    let bytes = u64::from(bytes as u32);
+    // SAFETY: this function's contract.
+    let tb = unsafe { block(env) };
+    // SAFETY: the verifier proved `to` writable for `bytes` bytes.
+    unsafe { clear(to, bytes) };
+    // SAFETY: as above.
+    answer(unsafe { task_stack(tb, task, to, bytes, flags) })
+}
+
+/// `bpf_task_pt_regs`: the address of a copy, from which programs load without a check: where the registers themselves are may be
+/// gone. All are 0 where none are known.
+///
+/// # Safety
+/// Called by a verified program with a task and the thread block that it was given.
+pub unsafe extern "sysv64" fn task_pt_regs(task: u64, _: u64, _: u64, _: u64, _: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    let tb = unsafe { block(env) };
+    let is_known = task == task_of(tb) && sampled(tb).is_none();
+    let found = if is_known { registers(tb, tb.context).ok() } else { None };
+    tb.task_regs = found.unwrap_or_default();
+    &raw const tb.task_regs as u64
 }

@@ -41,6 +41,8 @@ const NEVER: &[u32] = &[
     helper::GET_FUNC_ARG,
     helper::GET_FUNC_RET,
     helper::GET_FUNC_ARG_CNT,
+    helper::TASK_PT_REGS,
+    helper::GET_TASK_STACK,
 ];
 
 /// What a program may do, and how it runs.

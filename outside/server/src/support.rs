@@ -178,6 +178,14 @@ const HELPER_NOTES: &[(u32, &str)] = &[
         helper::GET_STACK,
         "user stacks, by the files' unwind tables, else by frame pointers; addresses instead of build ids; the kernel's part is empty, but not at perf events",
     ),
+    (
+        helper::GET_TASK_STACK,
+        "of the running thread, the only task that programs hold; user stacks as bpf_get_stack; -EFAULT in BPF_PROG_TEST_RUN, and for the kernel's part, which only perf events have",
+    ),
+    (
+        helper::TASK_PT_REGS,
+        "of the running thread, the only task that programs hold: a copy, which stays until the next call; zeros in BPF_PROG_TEST_RUN; not at perf events",
+    ),
     (helper::MAP_SUM_ELEM_COUNT, "a kernel function: libbpf finds it where the kernel has BTF"),
     (helper::CURRENT_TASK_UNDER_CGROUP, "every index is unset (-EAGAIN)"),
     (

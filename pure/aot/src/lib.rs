@@ -130,7 +130,7 @@ pub struct Facts {
     /// the stack, or goes on with a program that may.
     pub all_registers: bool,
     /// As a program of a tracepoint of system calls it needs the thread's registers, whose address is the context's first word:
-    /// it looks at that, walks the stack, or goes on with a program that may.
+    /// it looks at that, asks for them, walks the stack, or goes on with a program that may.
     pub call_registers: bool,
     /// It calls `bpf_override_return`.
     pub overrides: bool,
@@ -145,7 +145,7 @@ pub struct Facts {
 }
 
 /// Helpers that read or write memory of the process, or might if the program gave such an address.
-const READERS: [u32; 24] = [
+const READERS: [u32; 25] = [
     helper::PROBE_READ,
     helper::PROBE_READ_STR,
     helper::PROBE_READ_USER,
@@ -158,6 +158,7 @@ const READERS: [u32; 24] = [
     helper::GET_STACK,
     helper::GET_STACKID,
     helper::GET_TASK_STACK,
+    helper::TASK_PT_REGS,
     helper::STRCMP,
     helper::STRCASECMP,
     helper::STRCHR,
@@ -177,12 +178,13 @@ impl Facts {
     pub fn of(verified: &Verified) -> Facts {
         let calls =
             |helpers: &[u32]| verified.tail_calls() || verified.helpers().iter().any(|id| helpers.contains(id));
-        let stacks = calls(&[helper::GET_STACK, helper::GET_STACKID]);
+        let stacks = calls(&[helper::GET_STACK, helper::GET_STACKID, helper::GET_TASK_STACK]);
+        let asks_for_registers = stacks || calls(&[helper::TASK_PT_REGS]);
         let looks_at = |part: &dyn Fn(&Range<u32>) -> bool| {
             verified.context_parts().is_none_or(|mut parts| parts.any(|bytes| part(&bytes)))
         };
-        let all_registers = stacks || looks_at(&|bytes| !frame::has(bytes));
-        let call_registers = stacks || looks_at(&|bytes| bytes.start < 8);
+        let all_registers = asks_for_registers || looks_at(&|bytes| !frame::has(bytes));
+        let call_registers = asks_for_registers || looks_at(&|bytes| bytes.start < 8);
         let reads = calls(&READERS);
         let identity = calls(&[helper::GET_CURRENT_COMM, helper::GET_CURRENT_UID_GID]);
         let signals = calls(&[helper::SEND_SIGNAL, helper::SEND_SIGNAL_THREAD]);

@@ -30,6 +30,8 @@ const FUEL_OFFSET: i32 = offset_of!(ThreadBlock, fuel) as i32;
 /// Offsets of the words of tail calls there.
 const TAIL_TARGET_OFFSET: i32 = offset_of!(ThreadBlock, tail_target) as i32;
 const TAIL_CALLS_OFFSET: i32 = offset_of!(ThreadBlock, tail_calls) as i32;
+/// Offset of the word of the context there.
+const CONTEXT_OFFSET: i32 = offset_of!(ThreadBlock, context) as i32;
 /// The variable of the environment, behind those of the registers.
 const ENV: usize = VARIABLES - 1;
 
@@ -269,6 +271,9 @@ impl<E: Emitter> Translator<'_, E> {
         if let Some(rounds) = self.rounds.filter(|_| index == 0) {
             let fuel = self.constant(rounds);
             self.emitter.store(Size::Dw, fuel, env, FUEL_OFFSET);
+        }
+        if self.program.keeps_context() && index == 0 {
+            self.emitter.store(Size::Dw, arguments[0], env, CONTEXT_OFFSET);
         }
         let first = self.blocks[&subprogram.start];
         self.emitter.jump(first);

@@ -6,6 +6,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
+use ring3_uapi::ptrace::PtRegs;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::syscall::{AGENT_STACK_BYTES, AGENT_STACKS};
@@ -315,6 +316,10 @@ pub struct ThreadBlock {
     pub call_word: u64,
     /// What calls of the host's functions by extensions that have a budget have taken, ns.
     pub host_ns: u64,
+    /// What r1 of the program that runs is, if it asks for the registers or the stack of a task. (Code stores it when it begins.)
+    pub context: u64,
+    /// What `bpf_task_pt_regs` has found, which programs load from.
+    pub task_regs: PtRegs,
     /// How often programs that have run want each signal, from 1 on, to be sent: to the process, and to the thread.
     pub wanted_signals: [[u16; crate::sud::SIGNALS]; 2],
     /// System calls under way, the youngest just before `next_call`.

@@ -9,6 +9,7 @@ use ring3_uapi::helper;
 use crate::explore::{Explorer, Next};
 use crate::memory::Access;
 use crate::path::Place;
+use crate::policy::PT_REGS_BYTES;
 use crate::prototype::{Arg, IteratorUse, Prototype, Return};
 use crate::prototypes;
 use crate::scalar::Scalar;
@@ -562,6 +563,10 @@ impl Explorer<'_> {
                 let kind = Kind::Memory { bytes: found.allocates, write: true, record: false };
                 let id = self.new_id();
                 Register { range: found.dynptr, ..Register::pointer(kind).or_null(id) }
+            }
+            // (The agent has a copy of them, in which nothing is a pointer.)
+            Return::Object { name: "pt_regs", .. } if self.input.policy.objects.is_none() => {
+                Register::pointer(Kind::Memory { bytes: PT_REGS_BYTES, write: false, record: false })
             }
             Return::Object { name, nullable, trusted, acquired } => {
                 let id = self.object_id(name);

@@ -48,7 +48,7 @@ use ring3_isa::code::BPF_CALL;
 use ring3_isa::{Call, DecodeError, Immediate, Insn, Op, op};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::{map_type, prog_type};
-use ring3_uapi::helper::TAIL_CALL;
+use ring3_uapi::helper::{GET_TASK_STACK, TAIL_CALL, TASK_PT_REGS};
 use serde::{Deserialize, Serialize};
 
 use explore::Explorer;
@@ -457,6 +457,12 @@ impl Verified {
     /// It uses memory of which each CPU has its own, or goes on with programs that may.
     pub fn uses_per_cpu(&self) -> bool {
         self.maps.values().any(|(map, _)| map.is_per_cpu() || map.map_type == map_type::PROG_ARRAY)
+    }
+
+    /// It asks for what its context leads to without giving it: code stores where that is
+    /// ([`ring3_layout::thread::ThreadBlock::context`]).
+    pub fn keeps_context(&self) -> bool {
+        self.helpers.iter().any(|id| matches!(*id, TASK_PT_REGS | GET_TASK_STACK))
     }
 
     /// It has tail calls.

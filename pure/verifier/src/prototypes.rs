@@ -268,7 +268,7 @@ static PROTOTYPES: &[Prototype] = &[
     row(SKC_TO_TCP_TIMEWAIT_SOCK).given(&[SOCKET]).gives(found("tcp_timewait_sock")).from(SOCKETS),
     row(SKC_TO_TCP_REQUEST_SOCK).given(&[SOCKET]).gives(found("tcp_request_sock")).from(SOCKETS),
     row(SKC_TO_UDP6_SOCK).given(&[SOCKET]).gives(found("udp6_sock")).from(SOCKETS),
-    row(GET_TASK_STACK).given(&[TASK, MEMORY_OUT, SizeOrZero, Anything]),
+    row(GET_TASK_STACK).given(&[TASK, MEMORY_OUT, SizeOrZero, Anything]).runs(),
     row(INODE_STORAGE_GET)
         .given(&[Map, object_or_null("inode"), MapValue { nullable: true }, Anything])
         .gives(MapValueOrNull)
@@ -319,7 +319,8 @@ static PROTOTYPES: &[Prototype] = &[
     row(TASK_PT_REGS)
         .given(&[TASK])
         .gives(Return::Object { name: "pt_regs", nullable: false, trusted: false, acquired: false })
-        .gpl(),
+        .gpl()
+        .runs(),
     row(GET_BRANCH_SNAPSHOT).given(&[MEMORY_OUT, SizeOrZero]).gpl(),
     row(TRACE_VPRINTK).given(&[MEMORY, Size, Memory { nullable: true }, SizeOrZero]).gpl().runs(),
     row(SKC_TO_UNIX_SOCK).given(&[SOCKET]).gives(found("unix_sock")).from(SOCKETS),

@@ -31,7 +31,7 @@ const NEUTRAL: [u32; 7] = [
 /// Helpers that read what the program knows the address of: the program's own memory, if it asks for nothing else.
 const READING: [u32; 2] = [helper::PROBE_READ_KERNEL, helper::PROBE_READ_KERNEL_STR];
 /// Helpers that a sample answers. (What a tail call goes on with may ask for anything.)
-const ANSWERED: [u32; 13] = [
+const ANSWERED: [u32; 14] = [
     helper::GET_CURRENT_PID_TGID,
     helper::GET_CURRENT_UID_GID,
     helper::GET_CURRENT_COMM,
@@ -39,6 +39,7 @@ const ANSWERED: [u32; 13] = [
     helper::GET_CURRENT_TASK_BTF,
     helper::GET_STACK,
     helper::GET_STACKID,
+    helper::GET_TASK_STACK,
     helper::PROBE_READ,
     helper::PROBE_READ_STR,
     helper::PROBE_READ_USER,
@@ -227,7 +228,7 @@ fn asks(program: &Program) -> Result<Option<Asked>, Refusal> {
         // (What a program prints begins with the name.)
         name: goes_on || calls(&[helper::GET_CURRENT_COMM, helper::TRACE_PRINTK, helper::TRACE_VPRINTK]),
         user: goes_on || calls(&[helper::GET_CURRENT_UID_GID]),
-        stacks: goes_on || calls(&[helper::GET_STACK, helper::GET_STACKID]),
+        stacks: goes_on || calls(&[helper::GET_STACK, helper::GET_STACKID, helper::GET_TASK_STACK]),
     };
     Ok((program.facts.context_bytes > 0 || calls(&ANSWERED)).then_some(asked))
 }
