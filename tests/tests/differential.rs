@@ -31,6 +31,7 @@ use scenarios::raw_programs::{
     programs_are_loaded_and_checked, the_kernels_types_are_objects_of_their_own, the_unsupported_is_refused,
 };
 use scenarios::raw_sampled::{a_program_asks_who_runs, clocks_run_programs, sampled_events_run_programs};
+use scenarios::raw_stats::{runs_are_counted, runs_are_counted_at_no_other_time};
 use scenarios::raw_test_runs::{
     maps_are_shared_with_programs_that_are_run, programs_of_packets_are_run, raw_tracepoint_programs_are_run,
     system_call_programs_are_run,
@@ -44,10 +45,9 @@ use scenarios::raw_values::{keys_and_values_have_types, values_with_a_lock_behav
 
 const SCENARIO: &str = "RING3_TEST_SCENARIO";
 
-const REFUSED: [&str; 10] = [
+const REFUSED: [&str; 9] = [
     "PROG_ATTACH: EINVAL",
     "LINK_UPDATE: EINVAL",
-    "ENABLE_STATS: EINVAL",
     "ITER_CREATE: EINVAL",
     "unknown: EINVAL",
     "SOCKMAP: EINVAL",
@@ -199,7 +199,7 @@ fn compare(name: &str) {
 
 macro_rules! scenarios { ($($name:ident)*) => {
     const SCENARIOS: &[(&str, fn())] =
-        &[$((stringify!($name), $name),)* ("tracepoints", tracepoints_take_programs), ("asks", a_program_asks_who_runs), ("functions", functions_of_system_calls_are_probed), ("the_unsupported", the_unsupported_is_refused), ("helpers", helpers_may_be_called), ("everything", everything_is_asked_for)];
+        &[$((stringify!($name), $name),)* ("tracepoints", tracepoints_take_programs), ("asks", a_program_asks_who_runs), ("functions", functions_of_system_calls_are_probed), ("the_unsupported", the_unsupported_is_refused), ("uncounted", runs_are_counted_at_no_other_time), ("helpers", helpers_may_be_called), ("everything", everything_is_asked_for)];
 
     mod as_the_kernel {
         $(#[test] fn $name() { super::compare(stringify!($name)); })*
@@ -240,6 +240,7 @@ scenarios! {
     raw_tracepoint_programs_are_run
     programs_of_packets_are_run
     maps_are_shared_with_programs_that_are_run
+    runs_are_counted
     tracepoints_have_files
     programs_are_attached_by_types
     tracepoint_events_are_checked
@@ -303,6 +304,20 @@ fn what_a_user_may_not_sample_is_refused_by_name_on_the_terminal() {
 #[test]
 fn the_unsupported_is_refused_with_an_error_of_the_kernels() {
     assert_eq!(lines(&Bench::ring3(), "the_unsupported"), REFUSED);
+}
+
+#[test]
+fn runs_are_counted_while_somebody_wants_that_and_no_longer() {
+    let ours = lines(&Bench::ring3(), "uncounted");
+    let values: Vec<&String> = ours.iter().filter(|line| !line.ends_with(": 0")).collect();
+    let expected = [
+        "before: [[0, 0, 0], [0, 0, 0], [0, 0, 0]]",
+        "meanwhile: [2, 10, 10]",
+        "afterwards: [true, true, true], kept true",
+        "again: [(1, true), (5, true), (5, true)]",
+        "a new one: [0, 0, 0]",
+    ];
+    assert_eq!(values, expected, "{ours:?}");
 }
 
 #[test]

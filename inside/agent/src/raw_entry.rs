@@ -10,7 +10,7 @@ use ring3_layout::region::{CONTROL_OFFSET, LAST_STACK_OFFSET, STATE_OFFSET};
 use ring3_layout::syscall::AGENT_STACK_BYTES;
 use ring3_layout::thread::StateHeader;
 use ring3_runtime::raw_system::image_base;
-use ring3_runtime::{raw_budget, raw_call, raw_dispatch, raw_thread};
+use ring3_runtime::{raw_budget, raw_call, raw_counted, raw_dispatch, raw_thread};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, store_kept};
@@ -48,6 +48,16 @@ unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook, all:
 unsafe extern "sysv64" fn ring3_run_timed(context: u64, env: u64) -> u64 {
     // SAFETY: this function's contract.
     unsafe { raw_budget::run_timed(context, env) }
+}
+
+/// What attachments name instead of their program while runs are counted.
+///
+/// # Safety
+/// As `raw_counted::run_counted`.
+#[unsafe(no_mangle)]
+unsafe extern "sysv64" fn ring3_run_counted(context: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    unsafe { raw_counted::run_counted(context, env) }
 }
 
 unsafe extern "sysv64" fn enter_on_agent_stack(frame: &mut AgentStackFrame, hook: *const Hook, eflags: u64) {

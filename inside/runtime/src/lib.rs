@@ -17,6 +17,7 @@ pub mod raw_callbacks;
 pub mod raw_cancellation;
 pub mod raw_cgroup;
 mod raw_clock;
+pub mod raw_counted;
 pub mod raw_dispatch;
 pub mod raw_dynptr;
 pub mod raw_extension;

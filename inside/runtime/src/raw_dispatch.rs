@@ -443,7 +443,7 @@ pub(crate) fn attachments(base: u64, range: u64) -> &'static [Attachment] {
         return &[];
     }
     let table = (base + CONTROL_OFFSET + ATTACHMENTS_OFFSET) as *const Attachment;
-    // SAFETY: the table is mapped with the control page; the range lies in it, and published entries do not change.
+    // SAFETY: the table is mapped with the control page; the range lies in it, and of published entries only an atomic changes.
     unsafe { core::slice::from_raw_parts(table.wrapping_add(first as usize), count as usize) }
 }
 
@@ -510,7 +510,7 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook, range:
 pub(crate) unsafe fn run_here(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
     tb.attachment = &raw const *attachment as u64;
     // SAFETY: the caller's promise.
-    let program: Program = unsafe { core::mem::transmute(attachment.code) };
+    let program: Program = unsafe { core::mem::transmute(attachment.code.load(Relaxed)) };
     let env = &raw mut *tb as u64;
     if attachment.flags & ATTACHMENT_CPU_SLOT == 0 {
         // SAFETY: the program's convention: context and environment.

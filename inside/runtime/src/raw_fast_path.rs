@@ -270,14 +270,16 @@ fn keep(frame: &mut CallFrame) {
 fn next(base: u64, tb: &mut ThreadBlock, attachment: &Attachment, complete: impl FnOnce()) -> Next {
     tb.attachment = &raw const *attachment as u64;
     let block = &raw const *tb as u64;
-    if attachment.flags & ATTACHMENT_ALL_REGISTERS != 0 {
+    // (Read once: for all that the compiler knows, what is stored could change them.)
+    let flags = attachment.flags;
+    if flags & ATTACHMENT_ALL_REGISTERS != 0 {
         complete();
     }
-    if attachment.flags & (ATTACHMENT_CPU_SLOT | ATTACHMENT_SIGNALS) != 0
-        && (attachment.flags & ATTACHMENT_SIGNALS != 0 || !raw_slot::take_at_once(base, tb))
+    if flags & (ATTACHMENT_CPU_SLOT | ATTACHMENT_SIGNALS) != 0
+        && (flags & ATTACHMENT_SIGNALS != 0 || !raw_slot::take_at_once(base, tb))
     {
         cold_path();
         return Next::RunOtherwise { attachment: &raw const *attachment as u64, block };
     }
-    Next::Run { code: attachment.code, block }
+    Next::Run { code: attachment.code.load(Relaxed), block }
 }

@@ -436,13 +436,13 @@ impl Runner {
         let Placed { span, entry, flags, run, has_trouble } = placed;
         let slot = if program.uses_per_cpu() { ATTACHMENT_CPU_SLOT } else { 0 };
         let attachment = Attachment {
-            code: entry,
+            code: entry.into(),
             cookie: wanted.cookie,
             pid: 0,
             flags: ATTACHMENT_ALONE | flags | slot,
             link_id: 0,
             prog_id: 0,
-            timed_code: 0,
+            program: entry,
             budget_ns: 0,
         };
         let (context_bytes, has_pointers) = (wanted.context_bytes, !wanted.pointers.is_empty());
@@ -467,13 +467,13 @@ impl Runner {
     ) -> Result<Outcome, Error> {
         let mut test = TestRun {
             attachment: Attachment {
-                code: program.entry,
+                code: self.shared.region.counting_routine().unwrap_or(program.entry).into(),
                 cookie: program.cookie,
                 pid: 0,
                 flags: ATTACHMENT_ALONE | if program.uses_per_cpu { ATTACHMENT_CPU_SLOT } else { 0 },
                 link_id: 0,
                 prog_id: 0,
-                timed_code: 0,
+                program: program.entry,
                 budget_ns: 0,
             },
             context: context.as_mut_ptr() as u64,

@@ -270,10 +270,20 @@ impl Region {
         (0..u64::from(used)).map(move |index| (first + index * THREAD_BLOCK_BYTES) as *const ThreadBlock)
     }
 
+    fn realm(&self) -> &Realm {
+        // SAFETY: the realm block is mapped with the region, and made of atomics.
+        unsafe { &*((self.base() + REALM_OFFSET) as *const Realm) }
+    }
+
     /// Where targets tell a server that there is something to do for it: here nobody but this process listens.
     pub(crate) fn doorbell(&self) -> &Doorbell {
-        // SAFETY: the realm block is mapped with the region, and its beginning is made of atomics.
-        unsafe { &(*((self.base() + REALM_OFFSET) as *const Realm)).doorbell }
+        &self.realm().doorbell
+    }
+
+    /// Address of the routine that runs a program and counts that, if the server wants it.
+    pub(crate) fn counting_routine(&self) -> Option<u64> {
+        let counts = self.realm().counts_runs.load(Ordering::Relaxed) != 0;
+        counts.then(|| self.routine("ring3_run_counted").expect("the agent has it"))
     }
 
     /// Runs a program of this region on this thread.

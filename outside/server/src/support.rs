@@ -72,7 +72,7 @@ const COMMANDS: &[Row] = &[
     (cmd::MAP_UPDATE_BATCH, Full),
     (cmd::MAP_DELETE_BATCH, Full),
     (cmd::LINK_UPDATE, Refused(Errno::EINVAL, "the kernel's perf event links cannot be updated either")),
-    (cmd::ENABLE_STATS, Refused(Errno::EINVAL, NOT_YET)),
+    (cmd::ENABLE_STATS, Full),
     (cmd::ITER_CREATE, Refused(Errno::EINVAL, NOT_YET)),
     (cmd::TOKEN_CREATE, Refused(Errno::EINVAL, NOT_YET)),
     (cmd::PROG_STREAM_READ_BY_FD, Refused(Errno::EINVAL, NOT_YET)),

@@ -2,8 +2,8 @@
 //!
 //! The server changes it through its own mapping of the same memfd. A hook's programs are
 //! published by one store of a packed range ([`range_pack`]) into the attachment table; a range
-//! is never changed in place, so a thread that loaded the old one goes on reading valid entries
-//! until the server has seen that no thread is inside (guard clear in every thread block).
+//! is never changed in place, but for what its entries call ([`Attachment::code`]), so a thread that loaded the old one goes on
+//! reading valid entries until the server has seen that no thread is inside (guard clear in every thread block).
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -309,27 +309,28 @@ pub const HOOK_MANY: u64 = 1;
 /// The instruction is what functions begin with: the return address is at the stack pointer.
 pub const HOOK_AT_ENTRY: u32 = 1 << 0;
 
-/// One program on one hook. 48 bytes.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Attachment {
-    /// Address of the compiled program's entry in this target.
-    pub code: u64,
-    /// `bpf_get_attach_cookie`.
-    pub cookie: u64,
-    /// Runs only in the process with this id (in the target's pid namespace); 0: in all. A fork's
-    /// child shares its parent's tables until the server has adopted it, hence the test at run time.
-    pub pid: u32,
-    /// `ATTACHMENT_*`.
-    pub flags: u32,
-    /// The link, for `ring3 status`.
-    pub link_id: u32,
-    /// The program, for `ring3 status`.
-    pub prog_id: u32,
-    /// If the program has a budget: the address of its code. `code` is then that of the agent's routine that times it.
-    pub timed_code: u64,
-    /// What one run may take, ns.
-    pub budget_ns: u64,
+shared! {
+    /// One program on one hook. 48 bytes.
+    pub struct Attachment, as numbers AttachmentValue {
+        /// Address of what is called: `program`, or a routine of the agent's that runs it: of programs with a budget, and of all
+        /// while runs are counted. It alone changes after the attachment was published.
+        pub code: AtomicU64,
+        /// `bpf_get_attach_cookie`.
+        pub cookie: u64,
+        /// Runs only in the process with this id (in the target's pid namespace); 0: in all. A fork's
+        /// child shares its parent's tables until the server has adopted it, hence the test at run time.
+        pub pid: u32,
+        /// `ATTACHMENT_*`.
+        pub flags: u32,
+        /// The link, for `ring3 status`.
+        pub link_id: u32,
+        /// The program, for `ring3 status`.
+        pub prog_id: u32,
+        /// Address of the compiled program's entry in this target.
+        pub program: u64,
+        /// What one run may take, ns; 0: anything.
+        pub budget_ns: u64,
+    }
 }
 
 /// A program that is run by itself, some times one after the other: for `BPF_PROG_TEST_RUN`, or for a perf event. Lies in the process that runs it.

@@ -3,6 +3,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
+use crate::region::{PROGRAM_ALIGN, TEXT_BYTES};
+
 /// CPUs that per-CPU maps can tell apart.
 pub const CPUS_MAX: u32 = 512;
 /// Ring and perf buffers that one server can wake readers of.
@@ -143,6 +145,24 @@ pub struct TraceEntry {
     pub text: [AtomicU64; TRACE_TEXT_BYTES / 8],
 }
 
+/// What the runs of a program in one domain have taken, while runs were counted.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ProgramRuns {
+    /// How many there were.
+    pub count: AtomicU64,
+    /// All together, ns.
+    pub time_ns: AtomicU64,
+}
+
+/// Entries of [`Realm::runs`].
+pub const RUNS: usize = (TEXT_BYTES / PROGRAM_ALIGN) as usize;
+
+/// Index in [`Realm::runs`] of the program whose entry is at this offset of the text.
+pub const fn runs_index(entry: u64) -> usize {
+    (entry / PROGRAM_ALIGN) as usize
+}
+
 /// The realm block.
 #[repr(C)]
 #[derive(Debug)]
@@ -155,14 +175,16 @@ pub struct Realm {
     pub requests: [Request; REQUESTS_MAX as usize],
     /// The last number given to a thread.
     pub threads: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
+    /// 1: processes of the server's count the runs of programs. (Targets do if their attachments say so.)
+    pub counts_runs: AtomicU32,
     /// Lines ever begun; the entry of line n is `n % TRACE_ENTRIES`.
     pub trace_head: AtomicU64,
     /// Ring of lines; old ones are overwritten.
     pub trace: [TraceEntry; TRACE_ENTRIES as usize],
     /// Processes whose ends programs have seen ([`crate::task_event::seen_exit`]), by process id.
     pub seen_exits: [AtomicU64; crate::task_event::SEEN_EXITS],
+    /// By [`runs_index`]; touched only where runs were counted.
+    pub runs: [ProgramRuns; RUNS],
 }
 
 const _: () = assert!(size_of::<Realm>() as u64 <= crate::region::REALM_BYTES);

@@ -38,12 +38,14 @@ pub const CONTROL_BYTES: u64 = crate::control::BYTES;
 /// Offset of the realm block ([`crate::realm`]).
 pub const REALM_OFFSET: u64 = CONTROL_OFFSET + CONTROL_BYTES;
 /// Bytes of the realm block.
-pub const REALM_BYTES: u64 = 0x10_0000;
+pub const REALM_BYTES: u64 = 0x50_0000;
 
 /// Offset of the compiled programs.
 pub const TEXT_OFFSET: u64 = REALM_OFFSET + REALM_BYTES;
 /// Bytes of the text memfd (sparse).
 pub const TEXT_BYTES: u64 = 0x100_0000;
+/// Alignment of a program's first byte in the text.
+pub const PROGRAM_ALIGN: u64 = 64;
 
 /// Offset of the unwind tables of files (`ring3_unwind`), which [`crate::control::UnwindCode`] names.
 pub const UNWIND_OFFSET: u64 = TEXT_OFFSET + TEXT_BYTES;

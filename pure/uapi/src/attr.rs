@@ -131,7 +131,8 @@ members! {
         NR_MAP_IDS word(52), MAP_IDS long(56), NAME Field { at: 64, bytes: 16 }, GPL_COMPATIBLE word(84),
         NR_JITED_KSYMS word(104), NR_JITED_FUNC_LENS word(108), BTF_ID word(128), FUNC_INFO_REC_SIZE word(132),
         FUNC_INFO long(136), NR_FUNC_INFO word(144), NR_LINE_INFO word(148), LINE_INFO long(152),
-        NR_JITED_LINE_INFO word(168), LINE_INFO_REC_SIZE word(172), JITED_LINE_INFO_REC_SIZE word(176), NR_PROG_TAGS word(180), PROG_TAGS long(184), VERIFIED_INSNS word(216),
+        NR_JITED_LINE_INFO word(168), LINE_INFO_REC_SIZE word(172), JITED_LINE_INFO_REC_SIZE word(176), NR_PROG_TAGS word(180), PROG_TAGS long(184),
+        RUN_TIME_NS long(192), RUN_CNT long(200), RECURSION_MISSES long(208), VERIFIED_INSNS word(216),
         ATTACH_BTF_OBJ_ID word(220), ATTACH_BTF_ID word(224),
     }
     /// `struct bpf_link_info`, with the members for probes, many uprobes, tracepoints and raw tracepoints.

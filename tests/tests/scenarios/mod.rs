@@ -8,6 +8,7 @@ pub(crate) mod raw_members;
 pub(crate) mod raw_names;
 pub(crate) mod raw_programs;
 pub(crate) mod raw_sampled;
+pub(crate) mod raw_stats;
 pub(crate) mod raw_test_runs;
 pub(crate) mod raw_tracepoints;
 pub(crate) mod raw_uprobes;

@@ -460,7 +460,7 @@ fn asking(kind: u32, insns: &[u64]) -> Attr {
 
 /// What ring3 knowingly does not do: only that it says so. Not compared.
 pub(crate) fn the_unsupported_is_refused() {
-    let commands = [cmd::PROG_ATTACH, cmd::LINK_UPDATE, cmd::ENABLE_STATS, cmd::ITER_CREATE, 1000];
+    let commands = [cmd::PROG_ATTACH, cmd::LINK_UPDATE, cmd::ITER_CREATE, 1000];
     for command in commands {
         let name = cmd::name(command).unwrap_or("unknown");
         show(name.trim_start_matches("BPF_"), bpf(command, &mut Attr::new()));

@@ -21,7 +21,7 @@ fn event(kind: u32, config: u64, fields: &[(Field, u64)]) -> [u8; 136] {
     attr
 }
 
-fn clock(fields: &[(Field, u64)]) -> [u8; 136] {
+pub(super) fn clock(fields: &[(Field, u64)]) -> [u8; 136] {
     event(p::TYPE_SOFTWARE, p::COUNT_SW_CPU_CLOCK, fields)
 }
 

@@ -36,11 +36,11 @@ fn file(event: &str, name: &str) -> String {
     std::fs::read_to_string(format!("{ROOT}/events/{event}/{name}")).unwrap_or_default()
 }
 
-fn id(event: &str) -> u64 {
+pub(super) fn id(event: &str) -> u64 {
     file(event, "id").trim_end().parse().unwrap_or(0)
 }
 
-fn event(id: u64) -> [u8; 136] {
+pub(super) fn event(id: u64) -> [u8; 136] {
     perf_event(p::TYPE_TRACEPOINT, id, 0, 0)
 }
 

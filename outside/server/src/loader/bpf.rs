@@ -16,7 +16,7 @@ use ring3_uapi::flags::{
 
 use super::attr::{self, Attr};
 use super::{Caller, Outcome, Reply, batch, elsewhere, links, names, program, refuse, test_run, value_types};
-use crate::loader::objects::{Access, Btf, IdKind, Inner, MapObject, Members, Object, Program};
+use crate::loader::objects::{Access, Btf, IdKind, Inner, MapObject, Members, Object, Program, Stats};
 use crate::support;
 
 /// Bytes of BTF at most (`BTF_MAX_SIZE`).
@@ -53,6 +53,7 @@ pub(super) fn serve(caller: &Caller<'_>) -> Reply {
         cmd::LINK_DETACH => links::detach(caller, attr),
         cmd::RAW_TRACEPOINT_OPEN => links::open_raw_tracepoint(caller, attr),
         cmd::TASK_FD_QUERY => links::query_task_fd(caller, attr),
+        cmd::ENABLE_STATS => enable_stats(caller, attr),
         cmd::OBJ_GET_INFO_BY_FD => object_info(caller, attr),
         cmd::MAP_GET_NEXT_ID | cmd::PROG_GET_NEXT_ID | cmd::BTF_GET_NEXT_ID | cmd::LINK_GET_NEXT_ID => {
             next_id(caller, attr, command)
@@ -415,6 +416,23 @@ fn prog_bind_map(caller: &Caller<'_>, attr: &Attr) -> Reply {
     Ok(Outcome::Value(0))
 }
 
+/// Mirrors kernel/bpf/syscall.c:bpf_enable_stats.
+fn enable_stats(caller: &Caller<'_>, attr: &Attr) -> Reply {
+    /// `enum bpf_stats_type`
+    const BPF_STATS_RUN_TIME: u32 = 0;
+    if !caller.rights()?.may_administer() {
+        return Err(refuse(Errno::EPERM, "BPF_ENABLE_STATS without CAP_SYS_ADMIN"));
+    }
+    if attr.u32(0) != BPF_STATS_RUN_TIME {
+        return Err(Errno::EINVAL);
+    }
+    let subsystem = caller.subsystem();
+    let stats = Stats::new(subsystem.new_id(IdKind::Stats), &subsystem.realm)
+        .map_err(|refusal| refuse(refusal.errno, format_args!("BPF_ENABLE_STATS: {refusal}")))?;
+    let fd = caller.open_pipe(Object::Stats(Arc::new(stats)))?;
+    Ok(Outcome::Fd { fd, close_on_exec: true })
+}
+
 // ---- BTF ----
 
 /// Mirrors kernel/bpf/syscall.c:bpf_btf_load.
@@ -470,7 +488,7 @@ fn object_info(caller: &Caller<'_>, attr: &Attr) -> Reply {
     const INFO_LEN_AT: u64 = 4;
     let (passed, address) = (attr.u32(4) as usize, attr.u64(8));
     let object = caller.object(attr.i32(0)).map_err(|_| Errno::EBADFD)?.ok_or(Errno::EINVAL)?;
-    if matches!(object, Object::Event(_)) {
+    if matches!(object, Object::Event(_) | Object::Stats(_)) {
         return Err(Errno::EINVAL);
     }
     if passed > attr::BYTES_MAX {
@@ -491,7 +509,7 @@ fn object_info(caller: &Caller<'_>, attr: &Attr) -> Reply {
             btf_info(caller, &about, bytes, &given)?
         }
         Object::Link(link) => (links::info(caller, link, &given)?, true),
-        Object::Event(_) => unreachable!("refused above"),
+        Object::Event(_) | Object::Stats(_) => unreachable!("refused above"),
     };
     if given.0.iter().skip(info.0.len()).any(|byte| *byte != 0) {
         return Err(Errno::E2BIG);

@@ -57,6 +57,7 @@ fn name(object: &Object) -> &'static str {
         Object::Btf(_) | Object::KernelTypes(_) => "btf",
         Object::Event(_) => "[perf_event]",
         Object::Link(_) => "bpf_link",
+        Object::Stats(_) => "bpf-stats",
     }
 }
 
@@ -69,7 +70,7 @@ pub(super) fn info(caller: &Caller<'_>, path: &Path) -> Option<String> {
         Object::Program(program) => tell_program(&mut text, program),
         Object::Btf(btf) => tell(&mut text, "btf_id", btf.id),
         Object::KernelTypes(types) => tell(&mut text, "btf_id", types.id),
-        Object::Event(_) => {}
+        Object::Event(_) | Object::Stats(_) => {}
         Object::Link(link) => tell_link(caller, &mut text, link),
     }
     Some(text)
@@ -87,7 +88,7 @@ fn common(caller: &Caller<'_>, fd: i32, object: &Object) -> Option<String> {
     let flags = i32::from_str_radix(field("flags")?, 8).ok()?;
     let access = match object {
         Object::Map(_) => flags & libc::O_ACCMODE,
-        Object::Link(_) | Object::Btf(_) | Object::KernelTypes(_) => libc::O_RDONLY,
+        Object::Link(_) | Object::Btf(_) | Object::KernelTypes(_) | Object::Stats(_) => libc::O_RDONLY,
         _ => libc::O_RDWR,
     };
     let mut text = String::new();
@@ -113,16 +114,17 @@ fn tell_map(text: &mut String, map: &MapObject) {
     tell(text, "frozen", u32::from(map.frozen.load(Ordering::Acquire)));
 }
 
-/// Mirrors kernel/bpf/syscall.c:bpf_prog_show_fdinfo. Runs are not counted without `BPF_ENABLE_STATS`.
+/// Mirrors kernel/bpf/syscall.c:bpf_prog_show_fdinfo.
 fn tell_program(text: &mut String, program: &Program) {
     tell(text, "prog_type", program.prog_type);
     tell(text, "prog_jited", u32::from(program.text.code_bytes != 0));
     tell(text, "prog_tag", tag(program));
     tell(text, "memlock", (program.insns.len() as u64).next_multiple_of(ring3_layout::PAGE_BYTES));
     tell(text, "prog_id", program.id);
-    for count in ["run_time_ns", "run_cnt", "recursion_misses"] {
-        tell(text, count, 0);
-    }
+    let runs = program.realm.runs_of(&program.text);
+    tell(text, "run_time_ns", runs.time_ns);
+    tell(text, "run_cnt", runs.count);
+    tell(text, "recursion_misses", 0);
     tell(text, "verified_insns", program.verified_insns);
 }
 

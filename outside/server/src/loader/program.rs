@@ -470,6 +470,8 @@ pub(super) fn info(caller: &Caller<'_>, program: &Program, given: &Info) -> Resu
     info.put32(i::GPL_COMPATIBLE.at, u32::from(program.gpl_compatible));
     info.put32(i::BTF_ID.at, source.btf.as_ref().map_or(0, |btf| btf.id));
     info.put32(i::VERIFIED_INSNS.at, program.verified_insns);
+    let runs = program.realm.runs_of(&program.text);
+    info.put64(i::RUN_TIME_NS.at, runs.time_ns).put64(i::RUN_CNT.at, runs.count);
     if let Some(typed) = &program.typed {
         info.put32(i::ATTACH_BTF_OBJ_ID.at, VMLINUX_BTF_ID).put32(i::ATTACH_BTF_ID.at, typed.btf_id);
     }

@@ -51,7 +51,8 @@ pub use links::{
     AttachmentId, Calls, Following, LinkSpec, Point, ProbePoint, Scope, SyscallContext, SyscallPoint, TaskPoint,
 };
 pub use memory::{
-    Death, Domain, EventFd, Isolation, TextRange, has_protection_keys, number_of_process, process_named,
+    CountedRuns, Death, Domain, EventFd, Isolation, RunSums, TextRange, has_protection_keys, number_of_process,
+    process_named,
 };
 pub(crate) use process::{futex_wake, leader};
 pub use programs::ExtensionClass;
@@ -380,6 +381,7 @@ impl Realm {
             .text
             .reserve(code.bytes.len())
             .ok_or_else(|| Refusal::new(Errno::ENOMEM, "no room for more compiled programs"))?;
+        self.shared.domains.forget_runs(range);
         let resolve = |symbol: Symbol| match symbol {
             Symbol::Helper(id) => ring3_image::helper(id),
             Symbol::Symbol(name) => ring3_image::symbol(name),

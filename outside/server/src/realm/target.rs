@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    ATTACHMENT_EXTENSION, ATTACHMENT_EXTENSION_SHIFT, ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader,
-    ControlHeaderValue, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, HookValue, TASK_TABLE_OFFSET, range_pack,
-    range_unpack,
+    ATTACHMENT_EXTENSION, ATTACHMENT_EXTENSION_SHIFT, ATTACHMENTS_OFFSET, Attachment, AttachmentValue, CONTROL_MAGIC,
+    ControlHeader, ControlHeaderValue, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, HookValue,
+    TASK_TABLE_OFFSET, range_pack, range_unpack,
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_NAME, CONTROL_OFFSET, TEXT_OFFSET};
 use ring3_uapi::Errno;
@@ -34,8 +34,8 @@ use super::reports::{PerfMap, Terminal};
 use super::requests::Budget;
 use super::signals::{FaultState, TrapState};
 use super::sites::{
-    Area, FIRST_STUB_AREA_BYTES, Place, RangeAllocator, RelayPage, Site, Use, WantedSite, attachment_flags, in_agent,
-    place_in, places, taken,
+    Area, FIRST_STUB_AREA_BYTES, Place, RangeAllocator, RelayPage, Site, Use, WantedSite, attachment_flags, place_in,
+    places, taken,
 };
 use super::{AttachmentId, Domain, Following, LinkSpec, MapSlot, Point, Refusal, Shared, process};
 use crate::rights::Subject;
@@ -140,6 +140,8 @@ pub(super) struct Target {
     pub(super) disturbed: bool,
     /// Counters of probes may be up here.
     pub(super) counts: bool,
+    /// Its attachments have runs counted.
+    pub(super) counts_runs: bool,
     /// Return addresses are replaced here: the unwinders are sites.
     pub(super) awaits_returns: bool,
     /// How often all links were looked at.
@@ -247,6 +249,7 @@ impl Target {
             detaching: None,
             disturbed: false,
             counts: false,
+            counts_runs: shared.domains.runs.are_counted(),
             awaits_returns: false,
             looks: 0,
             series: None,
@@ -778,7 +781,7 @@ impl Target {
         };
         for (index, spec) in specs.iter().enumerate() {
             let entry = ATTACHMENTS_OFFSET + (u64::from(first) + index as u64) * size_of::<Attachment>() as u64;
-            let code = self.region + TEXT_OFFSET + u64::from(spec.text.entry);
+            let program = self.region + TEXT_OFFSET + u64::from(spec.text.entry);
             let extends = match &spec.extension {
                 Some(class) => match self.place_extension(class, (spec.link_id, spec.prog_id), address) {
                     Ok(index) => ATTACHMENT_EXTENSION | index << ATTACHMENT_EXTENSION_SHIFT,
@@ -789,18 +792,17 @@ impl Target {
                 },
                 None => 0,
             };
-            let timed = spec.budget.map(|budget| (code, u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX)));
-            let (timed_code, budget_ns) = timed.unwrap_or_default();
+            let budget_ns = spec.budget.map_or(0, |budget| u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX));
             self.control.write(
                 entry,
-                Attachment {
-                    code: if timed.is_some() { in_agent(self.region, "ring3_run_timed") } else { code },
+                AttachmentValue {
+                    code: self.called_for(program, budget_ns),
                     cookie: spec.cookie,
                     pid: if spec.pid.is_some() { self.own_pid } else { 0 },
                     flags: attachment_flags(spec) | extends,
                     link_id: spec.link_id,
                     prog_id: spec.prog_id,
-                    timed_code,
+                    program,
                     budget_ns,
                 },
             );

@@ -77,6 +77,8 @@ pub(super) enum Command {
     ThreadSerial(u32, u32, Sender<Option<u32>>),
     DropMap(MapSlot),
     DropText(TextRange),
+    /// Somebody wants runs of programs counted, or does not any more.
+    CountRuns(Option<Sender<()>>),
     Requests,
     /// Large files are wanted.
     AnalyseFiles,
@@ -472,6 +474,12 @@ impl Actor {
                 let users = self.all_tables().map(|target| target.pid).collect();
                 self.pending.push((Garbage::Text(range), users));
             }
+            Command::CountRuns(reply) => {
+                self.count_runs();
+                if let Some(reply) = reply {
+                    let _ = reply.send(());
+                }
+            }
             Command::AnalyseFiles => self.analyse_files(),
             Command::Requests => {
                 self.shared.rung.store(false, Release);
@@ -591,6 +599,7 @@ impl Actor {
         if !goes_on {
             target.series = None;
         }
+        target.count_runs(self.shared.domains.runs.are_counted());
         self.targets.insert(pid, target);
         self.orphans.forget(pid);
         let applied = if goes_on || self.is_refused_for_now(pid) {

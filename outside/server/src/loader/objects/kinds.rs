@@ -22,7 +22,8 @@ use super::uprobes::{MultiSite, UprobeSite};
 use crate::loader::call_function::Typed;
 use crate::loader::tracepoint::Tracepoint;
 use crate::realm::{
-    Death, EventFd, ExtensionClass, Isolation, MapSlot, ProgramText, Realm, Refusal, Scope, SyscallContext, Terminal,
+    CountedRuns, Death, EventFd, ExtensionClass, Isolation, MapSlot, ProgramText, Realm, Refusal, Scope,
+    SyscallContext, Terminal,
 };
 use crate::rights::Rights;
 
@@ -36,6 +37,7 @@ pub enum Object {
     KernelTypes(Arc<KernelTypes>),
     Event(Arc<Event>),
     Link(Arc<Link>),
+    Stats(Arc<Stats>),
 }
 
 impl Object {
@@ -65,7 +67,7 @@ impl Object {
                 let attached = link.attached.lock().expect("no panic under this lock");
                 attached.iter().map(|attached| Object::Program(attached.program.clone())).collect()
             }
-            Object::Btf(_) | Object::KernelTypes(_) => vec![],
+            Object::Btf(_) | Object::KernelTypes(_) | Object::Stats(_) => vec![],
         }
     }
 
@@ -78,6 +80,7 @@ impl Object {
             Object::KernelTypes(types) => (IdKind::Btf, types.id),
             Object::Event(event) => (IdKind::Event, event.id),
             Object::Link(link) => (IdKind::Link, link.id),
+            Object::Stats(stats) => (IdKind::Stats, stats.id),
         }
     }
 
@@ -436,6 +439,22 @@ fn may_run_at(program: &Program, tracepoint: Tracepoint) -> Result<(), Refusal> 
     }
     let words = format!("program {:?} reads behind the end of {tracepoint}", program.name);
     Err(Refusal::new(Errno::EACCES, words))
+}
+
+/// Has runs of programs counted (`BPF_ENABLE_STATS`).
+pub struct Stats {
+    id: u32,
+    _counted: CountedRuns,
+}
+
+impl Stats {
+    /// From now on, until it is dropped.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT`
+    pub fn new(id: u32, realm: &Arc<Realm>) -> Result<Stats, Refusal> {
+        Ok(Stats { id, _counted: CountedRuns::new(realm)? })
+    }
 }
 
 /// What a link leads to.

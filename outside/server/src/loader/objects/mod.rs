@@ -36,7 +36,7 @@ use serde_json::{Value, json};
 
 pub use attached::Attached;
 pub use kernel_types::{KernelTypes, VMLINUX_BTF_ID};
-pub use kinds::{Btf, Event, EventKind, Link, LinkTarget, Object, Program, Source};
+pub use kinds::{Btf, Event, EventKind, Link, LinkTarget, Object, Program, Source, Stats};
 use pins::{Files, Pins};
 pub use quota::{Quota, Share};
 pub use raw_map::{Inner, MapObject, Members, OutputBuffer, Sharing};
@@ -151,7 +151,7 @@ pub struct Subsystem {
     loaders: Mutex<BTreeMap<u32, Loader>>,
     watch: Watch,
     kernel_types: Vec<Arc<KernelTypes>>,
-    next_id: [AtomicU32; 5],
+    next_id: [AtomicU32; 6],
 }
 
 /// Kinds of ids.
@@ -163,6 +163,7 @@ pub enum IdKind {
     Btf,
     Link,
     Event,
+    Stats,
 }
 
 impl Subsystem {

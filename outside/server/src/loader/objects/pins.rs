@@ -188,7 +188,7 @@ impl Pins {
             IdKind::Map => "map",
             IdKind::Program => "program",
             IdKind::Link => "link",
-            IdKind::Btf | IdKind::Event => "?",
+            IdKind::Btf | IdKind::Event | IdKind::Stats => "?",
         };
         let rows = self.objects.iter().map(|(path, pin)| {
             let (of, id) = pin.object.name();

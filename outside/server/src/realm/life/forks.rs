@@ -221,6 +221,7 @@ impl Target {
         self.syscalls = other.syscalls.clone();
         self.sud = other.sud.clone();
         self.counts = other.counts;
+        self.counts_runs = other.counts_runs;
         if other.forks_only {
             self.retire();
         }

@@ -15,6 +15,7 @@ use ring3_layout::ring::RING3_F_BLOCK;
 use ring3_uapi::Errno;
 
 use super::maps::{opened_for_targets, sources};
+use super::runs::Runs;
 use crate::realm::process::SharedFile;
 use crate::realm::refusal::refusal_of;
 use crate::realm::sites::places;
@@ -80,6 +81,7 @@ pub(in crate::realm) struct Domains {
     /// The index is the number less 1.
     others: Mutex<Vec<Option<Arc<Domain>>>>,
     listen: OnceLock<Box<Listen>>,
+    pub(in crate::realm) runs: Runs,
 }
 
 impl std::fmt::Debug for Domains {
@@ -98,7 +100,12 @@ fn domain(number: u32, identity: Option<Identity>) -> std::io::Result<Arc<Domain
 
 impl Domains {
     pub(in crate::realm) fn new() -> std::io::Result<Domains> {
-        Ok(Domains { own: domain(0, None)?, others: Mutex::default(), listen: OnceLock::new() })
+        Ok(Domains {
+            own: domain(0, None)?,
+            others: Mutex::default(),
+            listen: OnceLock::new(),
+            runs: Runs::default(),
+        })
     }
 
     /// From now on each block is listened to.
@@ -156,6 +163,7 @@ impl Domains {
         }
         if let Some(old) = others[index].take() {
             old.block.end();
+            self.runs.keep(&old.block);
         }
         let made = domain(index as u32 + 1, Some(identity));
         let made =

@@ -1,4 +1,5 @@
-//! Memory that the server shares with its targets, and who may have which: domains, maps, text, doorbells, owners.
+//! Memory that the server shares with its targets, and who may have which: domains, maps, text, doorbells, owners, counted
+//! runs.
 //!
 //! Runs: on the tracer, and on the threads of doorbells.
 //! May touch: realm blocks, maps, the text; mappings of targets.
@@ -11,6 +12,7 @@ mod garbage;
 mod maps;
 mod owners;
 mod protection;
+mod runs;
 mod text;
 
 pub use domains::Domain;
@@ -23,5 +25,6 @@ pub use owners::{Death, number_of_process, process_named};
 pub(super) use owners::{Deaths, Namespaces, Untended, free_cpu_slots};
 pub(super) use protection::Protection;
 pub use protection::{Isolation, has_protection_keys};
+pub use runs::{CountedRuns, RunSums};
 pub use text::TextRange;
 pub(super) use text::TextStore;

@@ -7,16 +7,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use ring3_layout::PAGE_BYTES;
-use ring3_layout::region::{TEXT_BYTES, TEXT_OFFSET};
+use ring3_layout::region::{PROGRAM_ALIGN, TEXT_BYTES, TEXT_OFFSET};
 use ring3_layout::sud::{SUD_TRAMPOLINES_BYTES, SUD_TRAMPOLINES_OFFSET};
 use ring3_names::Names;
 
 use crate::realm::calls::sud;
 use crate::realm::process::SharedFile;
 use crate::realm::reports::{PerfFiles, named};
-
-/// Alignment of a program's first byte.
-const PROGRAM_ALIGN: u32 = 64;
 
 /// Where the SUD trampolines lie. (Nothing may lie where a file's headers are.)
 const TRAMPOLINES: u64 = SUD_TRAMPOLINES_OFFSET - TEXT_OFFSET;
@@ -87,7 +84,7 @@ impl TextStore {
 
     /// Reserves room for `bytes` bytes (first fit); `None` when the text is full.
     pub(crate) fn reserve(&self, bytes: usize) -> Option<TextRange> {
-        let wanted = u32::try_from(bytes).ok()?.checked_next_multiple_of(PROGRAM_ALIGN)?;
+        let wanted = u32::try_from(bytes).ok()?.checked_next_multiple_of(PROGRAM_ALIGN as u32)?;
         let mut free = self.free.lock().expect("no panic under this lock");
         let index = free.iter().position(|range| range.bytes >= wanted)?;
         let range = TextRange { offset: free[index].offset, bytes: wanted };

@@ -204,6 +204,11 @@ impl RangeAllocator {
         self.free.append(&mut self.retired);
     }
 
+    /// Entries of the table that were ever in use.
+    pub(in crate::realm) fn used(&self) -> u32 {
+        self.next
+    }
+
     /// For a fork's copy of the table.
     pub(in crate::realm) fn copy(&self) -> RangeAllocator {
         RangeAllocator { next: self.next, free: self.free.clone(), retired: self.retired.clone() }
