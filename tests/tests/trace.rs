@@ -1,6 +1,6 @@
 //! `ring3 trace`: what it shows is what strace shows, what filters leave, and what it says of mistakes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ring3_tests::{Bench, Process, ready, victim, wait_until};
@@ -254,8 +254,13 @@ fn the_exit_code_is_the_programs_and_mistakes_are_explained() {
         (&["-e", "%fil"], &["true"], 2, "groups are %file, %desc"),
         (&["-e", "uprobe:/nonexistent:f"], &["true"], 2, "cannot open /nonexistent"),
         (&["-e", "usdt:/bin/true:a:b"], &["true"], 2, "no static tracepoints"),
-        (&["--filter", "ret = 3"], &["true"], 2, "write `==`"),
-        (&["--filter", "pth == \"x\""], &["true"], 2, "did you mean `path`"),
+        (&["--filter", "ret = 3"], &["true"], 2, "ring3: filter, column 5: `=` compares nothing; write `==`"),
+        (
+            &["--filter", "pth == \"x\""],
+            &["true"],
+            2,
+            "ring3: filter, column 1: none of these events has a field `pth`",
+        ),
         (&["--buffer", "3"], &["true"], 2, "power of two"),
         (&["-o", "/nonexistent/file"], &["true"], 1, "cannot write /nonexistent/file"),
         (&[], &["/nonexistent/program"], 127, "/nonexistent/program"),
@@ -362,6 +367,45 @@ fn probes_of_functions_and_tracepoints_are_events() {
     for wanted in wanted {
         assert!(lines.iter().any(|line| line.contains(wanted)), "{wanted}: {lines:?}");
     }
+}
+
+#[test]
+fn results_of_functions_have_their_types_and_filters_can_give_them_one() {
+    let bench = Bench::ring3();
+    let traced = |file: &Path, function: &str, filter: Option<&str>| {
+        let path = file.to_str().expect("UTF-8");
+        let event = format!("uretprobe:{path}:{function}");
+        let mut options = vec!["-e", &event];
+        options.extend(filter.iter().flat_map(|filter| ["--filter", filter]));
+        let (_, lines) = trace(&bench, &options, &[path]);
+        let values = lines.lines().filter_map(|line| Some(line.split_once("(retval=")?.1.trim_end_matches(')')));
+        (values.map(str::to_owned).collect::<Vec<_>>(), lines)
+    };
+    let typed = bench.victim(victim("results", "gcc", "results.c", &["-g"]));
+    for (function, values) in [
+        ("number", ["-1", "0", "1"]),
+        ("wide", ["-1", "0", "1"]),
+        ("is_positive", ["false", "false", "true"]),
+        ("color", ["RED", "GREEN", "BLUE"]),
+    ] {
+        assert_eq!(traced(&typed, function, None).0, values, "{function}");
+    }
+    let (texts, lines) = traced(&typed, "text", None);
+    assert!(texts[..2] == ["NULL", "NULL"] && texts[2].starts_with("0x"), "{lines}");
+    assert_eq!(
+        traced(&typed, "number", Some("retval < 0")),
+        (vec!["-1".to_owned()], "results:number%return(retval=-1)\n".to_owned())
+    );
+    let untyped = bench.victim(victim("results_untyped", "gcc", "results.c", &["-g0"]));
+    let minus_one = vec![u32::MAX.to_string()];
+    assert_eq!(traced(&untyped, "number", Some("(int)retval < 0")).0, minus_one);
+    assert_eq!(traced(&untyped, "number", Some("(s32)retval == -1")).0, minus_one);
+    assert!(traced(&untyped, "text", None).0[2].starts_with("0x"));
+    let (values, lines) = traced(&untyped, "number", Some("retval < 0"));
+    assert!(values.is_empty() && lines.matches("write `(int)retval`").count() == 1, "{lines}");
+    let path = untyped.to_str().expect("UTF-8");
+    let (code, lines) = trace(&bench, &["-e", &format!("uprobe:{path}:number"), "--filter", "arg0 < 0"], &[path]);
+    assert!(code == Some(2) && lines.contains("write `(int)arg0`"), "{lines}");
 }
 
 /// The lines that say how threads ended, sorted, without their ids.

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use ring3_eim::model::{Class, Specification};
 use ring3_eim::{Binary, Error, Resolved};
+use ring3_trace::probe;
 
 use crate::input;
 use crate::show::write_out;
@@ -279,17 +280,9 @@ fn types(specification: &Specification, of: &Program) -> Result<(Binary, bool), 
         (result, _) => result.map_err(Failed::from),
     };
     let bytes = read(path)?;
-    let debug = if has_program { beside.clone().or_else(|| debug_file(&bytes)) } else { None };
+    let debug = if has_program { beside.clone().or_else(|| probe::debug_file(&bytes)) } else { None };
     let debug = debug.map(|path| read(&path).map(|bytes| (path.display().to_string(), bytes))).transpose()?;
     let debug = debug.as_ref().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
     let binary = Binary::read((&path.display().to_string(), &bytes), debug, specification);
     Ok((binary.map_err(|error| wrong(&[error]))?, has_program))
-}
-
-/// Where distributions put the types of a program: by its build id.
-fn debug_file(bytes: &[u8]) -> Option<PathBuf> {
-    let id = ring3_eim::build_id(bytes)?;
-    let (directory, file) = id.split_at_checked(2)?;
-    let path = PathBuf::from(format!("/usr/lib/debug/.build-id/{directory}/{file}.debug"));
-    path.exists().then_some(path)
 }

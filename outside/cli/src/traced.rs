@@ -34,7 +34,8 @@ pub(crate) struct What {
     /// tracepoint:sched:sched_process_exit, the ends of threads
     #[arg(short, long = "events", value_name = "EVENTS", default_value = "all")]
     pub(crate) events: Vec<String>,
-    /// Show only events for which this is true, such as 'ret < 0 && path ~ "/etc/*"'; docs/TRACING.md explains the language
+    /// Show only events for which this is true, such as 'ret < 0 && path ~ "/etc/*"'. A type in parentheses says what a number is that has no type:
+    /// '(int)retval < 0'. docs/TRACING.md explains the language
     #[arg(long, value_name = "EXPRESSION")]
     pub(crate) filter: Option<String>,
     /// Trace this process, its children and the programs that they execute
@@ -130,7 +131,7 @@ impl Begun {
             For::Files | For::Counts => None,
         };
         let filter = what.filter.as_deref().map(ring3_filter::parse).transpose();
-        let filter = filter.map_err(|error| wrong(format!("--filter: {error}")))?;
+        let filter = filter.map_err(|error| wrong(error.to_string()))?;
         let is_held = !what.command.is_empty();
         let before_exec = held::NAME.to_bytes().first_chunk().copied().filter(|_| is_held);
         let output = if of == For::Counts { Output::Counts { before_exec } } else { Output::Records };
@@ -144,7 +145,8 @@ impl Begun {
             filter,
             output,
         };
-        let plan = Plan::new(&options).map_err(|why| wrong(format!("--filter: {why}")))?;
+        let plan = Plan::new(&options).map_err(wrong)?;
+        plan.notes().iter().for_each(|note| say!("ring3: {note}"));
         let (connection, server) = launch::tracing_server()?;
         let server = Some(process::open(server)?);
         let watched = what.pid.map(process::open).transpose()?;

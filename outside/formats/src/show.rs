@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use ring3_event::{Field, Kind, Show, State, Value, is_unseen};
+use ring3_event::{ADDRESS_MIN, Field, Kind, Show, State, Value, is_unseen};
 use ring3_uapi::errno::Errno;
 
 /// The last error's number (kernel: `MAX_ERRNO`).
@@ -33,6 +33,7 @@ pub(crate) fn word(text: &mut String, field: &Field, value: Value<'_>) {
         Value::Int(number) => match (field.kind.name_of(number), &field.kind) {
             (Some(name), _) => write!(text, "{name}"),
             (None, Kind::Int { show: Show::Hex | Show::Pointer, .. }) => write!(text, "{:#x}", number as u64),
+            (None, Kind::Int { show: Show::Word, .. }) if number >= ADDRESS_MIN => write!(text, "{number:#x}"),
             (None, Kind::Int { show: Show::Octal, .. }) => write!(text, "0{:o}", number as u64),
             (None, Kind::Int { show: Show::Result, .. }) if (-ERRNO_MAX..0).contains(&number) => {
                 write!(text, "{number} {}", Errno(-number as i32).name())

@@ -1,9 +1,11 @@
 //! Probes of a session: functions and static tracepoints of files, as the user names them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use ring3_btf::kind;
 use ring3_elf::{File, Tracepoint};
+use ring3_event::Kind;
 use ring3_recorder::{Recipe, probes};
 
 /// Where a program is attached, and what it records.
@@ -19,6 +21,8 @@ pub struct Probe {
     pub at_end: bool,
     /// What is recorded.
     pub recipe: Recipe,
+    /// It is the result of a function of which nothing says the type.
+    pub is_of_unknown_type: bool,
 }
 
 /// The kinds of probes that a name can begin with.
@@ -46,7 +50,7 @@ pub fn find(name: &str, first_id: u32, bytes_max: u32) -> Result<Vec<Probe>, Str
     let elf = File::parse(&bytes).map_err(|error| format!("{name}: {file}: {error}"))?;
     let found = match kind {
         "usdt" => tracepoints(&elf, &path, wanted, first_id, bytes_max),
-        _ => functions(&elf, &path, wanted[1], kind == "uretprobe", first_id),
+        _ => functions(&elf, (&path, &bytes), wanted[1], kind == "uretprobe", first_id),
     };
     if found.is_empty() {
         let hint = match kind {
@@ -91,13 +95,20 @@ fn tracepoints(
         for (place, recipe) in places.iter().zip(probes::tracepoint(id, places, bytes_max)) {
             let Some(offset) = elf.vaddr_to_offset(place.address) else { continue };
             let counter = if place.semaphore == 0 { None } else { elf.vaddr_to_offset(place.semaphore) };
-            found.push(Probe { path: path.to_owned(), offset, counter: counter.unwrap_or(0), at_end: false, recipe });
+            found.push(Probe {
+                path: path.to_owned(),
+                offset,
+                counter: counter.unwrap_or(0),
+                at_end: false,
+                recipe,
+                is_of_unknown_type: false,
+            });
         }
     }
     found
 }
 
-fn functions(elf: &File<'_>, path: &Path, name: &str, at_end: bool, first_id: u32) -> Vec<Probe> {
+fn functions(elf: &File<'_>, (path, bytes): (&Path, &[u8]), name: &str, at_end: bool, first_id: u32) -> Vec<Probe> {
     let provider = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let mut by_offset: BTreeMap<u64, &str> = BTreeMap::new();
     for symbol in elf.symbols().iter().filter(|symbol| matches(name, symbol.name)) {
@@ -106,18 +117,57 @@ fn functions(elf: &File<'_>, path: &Path, name: &str, at_end: bool, first_id: u3
             by_offset.entry(offset).or_insert(symbol.name);
         }
     }
-    let probe = |(id, (offset, name)): (u32, (u64, &str))| Probe {
-        path: path.to_owned(),
-        offset,
-        counter: 0,
-        at_end,
-        recipe: if at_end {
-            probes::function_end(id, &provider, name)
-        } else {
-            probes::function(id, &provider, name)
-        },
+    let results = if at_end { results(path, bytes, by_offset.values().copied()) } else { BTreeMap::new() };
+    let probe = |(id, (offset, name)): (u32, (u64, &str))| {
+        let result = results.get(name);
+        Probe {
+            path: path.to_owned(),
+            offset,
+            counter: 0,
+            at_end,
+            recipe: if at_end {
+                probes::function_end(id, &provider, name, result.cloned().flatten())
+            } else {
+                probes::function(id, &provider, name)
+            },
+            is_of_unknown_type: at_end && result.is_none(),
+        }
     };
     (first_id..).zip(by_offset).map(probe).collect()
+}
+
+/// What functions return, as BTF or DWARF of the file, or of its debug file, say it; `None`: no whole number.
+fn results<'n>(
+    path: &Path,
+    bytes: &[u8],
+    names: impl Iterator<Item = &'n str> + Clone,
+) -> BTreeMap<String, Option<Kind>> {
+    // (Of functions with the same name each may return something else.)
+    let mut seen = BTreeSet::new();
+    let doubles: BTreeSet<&str> = names.clone().filter(|name| !seen.insert(*name)).collect();
+    let wanted: BTreeSet<String> = names.filter(|name| !doubles.contains(name)).map(str::to_owned).collect();
+    let of = |path: &Path, bytes: &[u8]| {
+        ring3_eim::types_of_functions((&path.to_string_lossy(), bytes), wanted.clone()).ok().flatten()
+    };
+    let of_debug_file = || {
+        let path = debug_file(bytes)?;
+        of(&path, &std::fs::read(&path).ok()?)
+    };
+    let Some(types) = of(path, bytes).or_else(of_debug_file) else { return BTreeMap::new() };
+    let result = |(id, name): (u32, &[u8])| {
+        let name = std::str::from_utf8(name).ok().filter(|name| wanted.contains(*name))?;
+        let result = types.size_or_type(types.size_or_type(id));
+        Some((name.to_owned(), probes::kind_of(&types, result)))
+    };
+    types.of_kind(kind::FUNC).filter_map(result).collect()
+}
+
+/// Where distributions put the types of a program: by its build id.
+pub fn debug_file(bytes: &[u8]) -> Option<PathBuf> {
+    let id = ring3_eim::build_id(bytes)?;
+    let (directory, file) = id.split_at_checked(2)?;
+    let path = PathBuf::from(format!("/usr/lib/debug/.build-id/{directory}/{file}.debug"));
+    path.exists().then_some(path)
 }
 
 /// Whether a name is one that a pattern with `*` means.

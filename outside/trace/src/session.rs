@@ -170,6 +170,7 @@ pub struct Plan {
     tracepoints: Tracepoints,
     attachments: Vec<Attachment>,
     buffer_bytes: u32,
+    notes: Vec<String>,
 }
 
 impl Plan {
@@ -182,6 +183,7 @@ impl Plan {
         let of_probes = options.probes.iter().map(|probe| probe.recipe.clone());
         let recipes: Vec<Recipe> = of_calls.chain(of_probes).chain(options.ends.clone()).collect();
         let mut filters = filters(&recipes, options.filter.as_ref())?;
+        let notes = notes(&options.probes, &filters[options.calls.len()..]);
         let mut recipes = recipes;
         if options.output != Output::Records {
             (recipes, filters) = what_counts(&recipes, &filters, options.filter.as_ref())?;
@@ -213,7 +215,12 @@ impl Plan {
         let maps = maps(slot_bytes, options.buffer_bytes, counts);
         let object = Object { license: "GPL".to_owned(), maps, programs: programs.made, btf: None };
         let types = recipes.into_iter().map(|recipe| (recipe.of.id, recipe.of)).collect();
-        Ok(Plan { types, object, tracepoints, attachments, buffer_bytes: options.buffer_bytes })
+        Ok(Plan { types, object, tracepoints, attachments, buffer_bytes: options.buffer_bytes, notes })
+    }
+
+    /// What the user should know of the filter.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Its maps and programs.
@@ -354,6 +361,20 @@ fn filters(recipes: &[Recipe], filter: Option<&Expression>) -> Result<Vec<Option
     let scopes: Vec<&dyn Scope> = scopes.iter().map(|scope| scope as &dyn Scope).collect();
     let typed = ring3_filter::check_all(filter, &scopes).map_err(|error| error.to_string())?;
     Ok(typed.into_iter().map(Some).collect())
+}
+
+/// Says of results whose type nobody knows that they may be negative and not look so.
+fn notes(probes: &[Probe], filters: &[Option<Typed>]) -> Vec<String> {
+    let asked = |(probe, filter): (&Probe, &Option<Typed>)| {
+        let is_asked = probe.is_of_unknown_type && filter.as_ref().is_some_and(|filter| filter.wants_sign_of(0));
+        is_asked.then(|| probe.recipe.of.full_name())
+    };
+    let asked: Vec<String> = probes.iter().zip(filters).filter_map(asked).collect();
+    let Some(first) = asked.first() else { return vec![] };
+    let others = if asked.len() > 1 { " and others" } else { "" };
+    vec![format!(
+        "nothing says the type of the result of {first}{others}: `retval` has 64 bits in the filter; if it is an int, write `(int)retval`"
+    )]
 }
 
 /// The maps of a session, in the order of [`program::map`].

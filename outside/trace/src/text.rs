@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use ring3_event::{Decoded, Form, Kind, Record, Show, State, Value};
+use ring3_event::{ADDRESS_MIN, Decoded, Form, Kind, Record, Show, State, Value};
 use ring3_recorder::ends;
 use ring3_recorder::syscalls::{DURATION, PROVIDER};
 use ring3_uapi::errno::Errno;
@@ -159,6 +159,7 @@ pub(crate) fn int(line: &mut String, kind: &Kind, number: i128) {
         (None, Show::Pointer) if unsigned == 0 => write!(line, "NULL"),
         (None, Show::Hex) if unsigned == 0 => write!(line, "0"),
         (None, Show::Hex | Show::Pointer) => write!(line, "{unsigned:#x}"),
+        (None, Show::Word) if number >= ADDRESS_MIN => write!(line, "{unsigned:#x}"),
         (None, Show::Result) => {
             result(line, number as i64, false);
             Ok(())

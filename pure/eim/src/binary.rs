@@ -133,6 +133,32 @@ impl<'d> Elf<'d> {
     fn has(&self, section: &str) -> bool {
         self.file.section_by_name_bytes(section.as_bytes()).is_some()
     }
+
+    fn has_dwarf(&self) -> bool {
+        self.has(".debug_info") || self.has(".zdebug_info")
+    }
+
+    fn btf(&self) -> Result<Btf, Error> {
+        let bytes = self.section(".BTF")?.unwrap_or_default().into_owned();
+        Btf::parse_any(bytes)
+            .map_err(|(_, why)| Error::of_file(format!("{}: section .BTF is damaged: {why}", self.name)))
+    }
+}
+
+/// Types that have these functions, from a file's BTF or else from its DWARF; `None` if it has neither.
+///
+/// # Errors
+/// They are damaged, or of a kind that is not read.
+pub fn types_of_functions((name, bytes): (&str, &[u8]), functions: BTreeSet<String>) -> Result<Option<Btf>, Error> {
+    let file = Elf::parse(name, bytes)?;
+    if file.has(".BTF") {
+        return file.btf().map(Some);
+    }
+    if !file.has_dwarf() {
+        return Ok(None);
+    }
+    let wanted = dwarf::Wanted { functions, types_only: true, ..dwarf::Wanted::default() };
+    dwarf::convert(&file, &wanted).map(|found| Some(found.types))
 }
 
 /// The build id of an ELF file, by which debug files are found: `/usr/lib/debug/.build-id/XX/REST.debug`.
@@ -164,8 +190,7 @@ impl Binary {
         let (mut types, mut facts) = (None, BTreeMap::new());
         // (Objects that were compiled for BPF have both, and their BTF has all.)
         let has_dwarf = |file: &&&Elf<'_>| {
-            let has = file.has(".debug_info") || file.has(".zdebug_info");
-            has && !(file.file.architecture() == Architecture::Bpf && file.has(".BTF"))
+            file.has_dwarf() && !(file.file.architecture() == Architecture::Bpf && file.has(".BTF"))
         };
         if let Some(file) = files.iter().find(has_dwarf) {
             let wanted = dwarf::Wanted::of(specification);
@@ -175,11 +200,7 @@ impl Binary {
                 facts = found.functions;
             }
         } else if let Some(file) = files.iter().find(|file| file.has(".BTF")) {
-            let bytes = file.section(".BTF")?.unwrap_or_default().into_owned();
-            let parsed = Btf::parse_any(bytes);
-            let parsed = parsed
-                .map_err(|(_, why)| Error::of_file(format!("{}: section .BTF is damaged: {why}", file.name)))?;
-            types = Some(parsed);
+            types = Some(file.btf()?);
         }
         let mut binary = Binary {
             name: name.to_owned(),

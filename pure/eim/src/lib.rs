@@ -28,7 +28,7 @@ mod signature;
 mod source;
 mod types;
 
-pub use binary::{Binary, build_id};
+pub use binary::{Binary, build_id, types_of_functions};
 pub use describe::{describe, difference};
 pub use header::header;
 pub use limits::Limits;

@@ -134,6 +134,8 @@ pub enum Show {
     Octal,
     /// As an address.
     Pointer,
+    /// A register of which nothing says whether it is an address: as one from [`ADDRESS_MIN`] on, else in base 10.
+    Word,
     /// A file descriptor; `AT_FDCWD` has its name.
     Descriptor,
     /// The result of a system call: from -4095 to -1 an error's number.
@@ -145,6 +147,9 @@ pub enum Show {
     /// A set of bits that have names.
     Flags(#[serde(with = "shared")] Arc<Names>),
 }
+
+/// Programs, libraries, heaps and stacks lie above this, unless a program is linked to a fixed address.
+pub const ADDRESS_MIN: i128 = 1 << 32;
 
 /// Values with names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

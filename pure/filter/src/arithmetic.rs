@@ -3,6 +3,7 @@
 //! A field narrower than 64 bits is extended by its sign. The result of an operation is signed, and wraps, unless an operand may be
 //! above `i64::MAX`: then all is unsigned, as in C. Comparisons are by mathematical value.
 
+use crate::names::Width;
 use crate::parse::{Arithmetic, Relation, Unary};
 use crate::scope::Context;
 
@@ -94,10 +95,29 @@ impl Relation {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Number {
     Constant(i128),
-    Field { index: usize, bytes: u32, signed: bool },
+    Field {
+        index: usize,
+        bytes: u32,
+        signed: bool,
+    },
     Context(Context),
-    Unary { operator: Unary, unsigned: bool, inner: Box<Number> },
-    Binary { operator: Arithmetic, unsigned: bool, left: Box<Number>, right: Box<Number>, range: Range },
+    Unary {
+        operator: Unary,
+        unsigned: bool,
+        inner: Box<Number>,
+    },
+    /// The low bytes of a number whose bounds are not within the width.
+    Cast {
+        width: Width,
+        inner: Box<Number>,
+    },
+    Binary {
+        operator: Arithmetic,
+        unsigned: bool,
+        left: Box<Number>,
+        right: Box<Number>,
+        range: Range,
+    },
 }
 
 /// A value as a register of this kind holds it.
@@ -110,6 +130,11 @@ pub(crate) fn apply_unary(operator: Unary, unsigned: bool, value: i128) -> i128 
         Unary::Minus => cut(value.wrapping_neg(), unsigned),
         Unary::Invert => cut(!value, unsigned),
     }
+}
+
+pub(crate) fn apply_cast(width: Width, value: i128) -> i128 {
+    let rest = 128 - 8 * width.bytes;
+    if width.signed { value << rest >> rest } else { ((value as u128) << rest >> rest) as i128 }
 }
 
 /// The result, before it is cut to 64 bits; `None`: there is none (division by 0, shift by a count outside of 0..=63).
@@ -146,6 +171,7 @@ impl Number {
             Number::Field { bytes, signed, .. } => Range::of(*bytes, *signed),
             Number::Context(Context::Time) => UNSIGNED,
             Number::Context(_) => Range::of(4, false),
+            Number::Cast { width, .. } => Range::of(width.bytes, width.signed),
             Number::Unary { unsigned: true, .. } => UNSIGNED,
             Number::Unary { operator, inner, .. } => {
                 let Range { min, max } = inner.range();
@@ -162,7 +188,7 @@ impl Number {
     /// Whether it always has a value.
     pub(crate) fn is_total(&self) -> bool {
         match self {
-            Number::Unary { inner, .. } => inner.is_total(),
+            Number::Unary { inner, .. } | Number::Cast { inner, .. } => inner.is_total(),
             Number::Binary { operator, left, right, .. } => {
                 let Range { min, max } = right.range();
                 let fits = match operator {
@@ -183,6 +209,14 @@ impl Number {
             Number::Constant(value) if operator == Unary::Minus && -value >= SIGNED.min => Number::Constant(-value),
             Number::Constant(value) => Number::Constant(apply_unary(operator, unsigned, value)),
             inner => Number::Unary { operator, unsigned, inner: Box::new(inner) },
+        }
+    }
+
+    pub(crate) fn cast(width: Width, inner: Number) -> Number {
+        match inner {
+            Number::Constant(value) => Number::Constant(apply_cast(width, value)),
+            inner if Range::of(width.bytes, width.signed).contains(inner.range()) => inner,
+            inner => Number::Cast { width, inner: Box::new(inner) },
         }
     }
 

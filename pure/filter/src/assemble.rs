@@ -171,7 +171,7 @@ fn immediate(value: i128) -> Option<i32> {
 /// How many registers computing a number takes.
 fn registers(number: &Number) -> usize {
     match number {
-        Number::Unary { inner, .. } => registers(inner),
+        Number::Unary { inner, .. } | Number::Cast { inner, .. } => registers(inner),
         Number::Binary { left, right, .. } => match (registers(left), &**right) {
             (left, Number::Constant(_)) => left,
             (left, right) => match registers(right) {
@@ -256,6 +256,14 @@ impl Writer<'_> {
                 match operator {
                     Unary::Minus => line!(self, "r{register} = -r{register}"),
                     Unary::Invert => line!(self, "r{register} ^= -1"),
+                }
+            }
+            Number::Cast { width, inner } => {
+                self.number(inner, at, slot, undefined);
+                let (rest, sign) = (64 - 8 * width.bytes, if width.signed { "s" } else { "" });
+                if rest > 0 {
+                    line!(self, "r{register} <<= {rest}");
+                    line!(self, "r{register} {sign}>>= {rest}");
                 }
             }
             Number::Binary { operator, unsigned, left, right, .. } => {

@@ -117,7 +117,7 @@ fn place_of(ast: &Ast, within: Span, name: &str) -> Option<Span> {
             let is_within = within.begin <= ast.span.begin && ast.span.end <= within.end;
             (found == name && is_within).then_some(ast.span)
         }
-        Node::Not(inner) | Node::Unary(_, inner) => inside(inner),
+        Node::Not(inner) | Node::Unary(_, inner) | Node::Cast(_, inner) => inside(inner),
         Node::Arithmetic(_, left, right) | Node::Compare(_, left, right) | Node::Match(_, left, right) => {
             inside(left).or_else(|| inside(right))
         }
@@ -131,6 +131,12 @@ fn place_of(ast: &Ast, within: Span, name: &str) -> Option<Span> {
 fn missing(name: &str, scopes: &[&dyn Scope]) -> String {
     if scopes.iter().any(|scope| scope.lookup(name).is_some()) {
         return format!("none of these events has `{name}` together with the rest of the comparison");
+    }
+    // (perf's way to say a type.)
+    if let Some((field, of)) = name.rsplit_once(':')
+        && names::width(of).is_some()
+    {
+        return format!("a field's type stands before it: write `({of}){field}`");
     }
     let events: Vec<&EventType> = scopes.iter().map(|scope| scope.event()).collect();
     let fields = events.iter().flat_map(|event| event.fields.iter().map(|field| field.name.as_str()));
@@ -198,6 +204,7 @@ fn comparison(resolver: &Resolver, ast: &Ast) -> Result<Condition, Problem> {
     match &ast.node {
         Node::Compare(relation, left, right) => {
             let values = (resolver.operand(left, right)?, resolver.operand(right, left)?);
+            never_negative(*relation, [left, right], [&values.0, &values.1])?;
             compare(resolver, *relation, values.0, values.1)
         }
         Node::Match(negated, subject, pattern) => {
@@ -271,6 +278,30 @@ fn compare(resolver: &Resolver, relation: Relation, left: Value, right: Value) -
     }
 }
 
+/// Refuses an unsigned field that is to be negative: mostly it holds a signed number whose type nobody has said.
+fn never_negative(relation: Relation, [left, right]: [&Ast; 2], values: [&Value; 2]) -> Result<(), Problem> {
+    let (relation, field, value, constant) = match values {
+        [value @ Value::Number(Number::Field { signed: false, .. }), Value::Number(Number::Constant(constant))] => {
+            (relation, left, value, *constant)
+        }
+        [Value::Number(Number::Constant(constant)), value @ Value::Number(Number::Field { signed: false, .. })] => {
+            (relation.swapped(), right, value, *constant)
+        }
+        _ => return Ok(()),
+    };
+    let (Node::Name(name), Value::Number(number)) = (&field.node, value) else { return Ok(()) };
+    let is_meant_negative = constant < 0 || constant == 0 && relation == Relation::Less;
+    let is_never = number.range().decide(relation, Number::Constant(constant).range()) == Some(false);
+    if is_meant_negative && is_never { Err(Problem::Wrong(unsigned(name))) } else { Ok(()) }
+}
+
+/// What to say of a comparison that wants an unsigned field to be negative.
+fn unsigned(name: &str) -> String {
+    format!(
+        "`{name}` is unsigned, and never negative; if it holds a signed number, write `(int){name}`, or `(long){name}` for 64 bits"
+    )
+}
+
 fn set(resolver: &Resolver, subject: &Ast, list: &[Ast]) -> Result<Condition, Problem> {
     let members = list.iter().map(|member| resolver.operand(member, subject));
     let members: Vec<Value> = members.collect::<Result<_, _>>()?;
@@ -286,6 +317,12 @@ fn set(resolver: &Resolver, subject: &Ast, list: &[Ast]) -> Result<Condition, Pr
                     Value::Number(Number::Constant(value)) => constants.push(value),
                     member => others.push(compare(resolver, Relation::Equal, Value::Number(number.clone()), member)?),
                 }
+            }
+            if let (Node::Name(name), Number::Field { signed: false, .. }) = (&subject.node, &number)
+                && others.is_empty()
+                && constants.iter().all(|constant| *constant < 0)
+            {
+                return Err(Problem::Wrong(unsigned(name)));
             }
             others.push(one_of(number, constants));
             Ok(Condition::join(false, others))

@@ -2,7 +2,7 @@
 
 use ring3_event::{Record, State, Value};
 
-use crate::arithmetic::{Number, apply, apply_unary};
+use crate::arithmetic::{Number, apply, apply_cast, apply_unary};
 use crate::scope::Context;
 use crate::text::{Question, Subject};
 use crate::typed::{Condition, Typed};
@@ -71,6 +71,7 @@ fn number(number: &Number, record: &Record<'_>) -> Option<i128> {
         Number::Unary { operator, unsigned, inner } => {
             Some(apply_unary(*operator, *unsigned, self::number(inner, record)?))
         }
+        Number::Cast { width, inner } => Some(apply_cast(*width, self::number(inner, record)?)),
         Number::Binary { operator, unsigned, left, right, .. } => {
             apply(*operator, *unsigned, self::number(left, record)?, self::number(right, record)?)
         }

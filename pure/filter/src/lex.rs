@@ -51,6 +51,7 @@ const UNITS: [(&str, u64); 9] = [
     ("T", 1 << 40),
 ];
 
+#[derive(Clone)]
 pub(crate) struct Lexer<'a> {
     text: &'a str,
     at: usize,

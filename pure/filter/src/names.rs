@@ -15,8 +15,40 @@ const MORE_ERRORS: [(&str, i32); 7] = [
     ("ERESTARTNOHAND", 514),
     ("ERESTART_RESTARTBLOCK", 516),
 ];
+/// Whole numbers of C by one word.
+const C_TYPES: [(&str, u32, bool); 5] =
+    [("char", 1, true), ("short", 2, true), ("int", 4, true), ("long", 8, true), ("unsigned", 4, false)];
 /// What stands for the working directory where a descriptor is expected.
 const AT_FDCWD: i128 = -100;
+
+/// The type of a whole number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Width {
+    /// 1, 2, 4 or 8.
+    pub(crate) bytes: u32,
+    pub(crate) signed: bool,
+}
+
+/// The type that a name means: C's `int`, bpftrace's `int32` or perf's `s32`.
+pub(crate) fn width(name: &str) -> Option<Width> {
+    if let Some((_, bytes, signed)) = C_TYPES.iter().find(|(known, ..)| *known == name) {
+        return Some(Width { bytes: *bytes, signed: *signed });
+    }
+    let (kind, bits) = name.split_at(name.find(|letter: char| letter.is_ascii_digit())?);
+    let signed = match kind {
+        "s" | "int" => true,
+        "u" | "uint" => false,
+        _ => return None,
+    };
+    let bytes = match bits {
+        "8" => 1,
+        "16" => 2,
+        "32" => 4,
+        "64" => 8,
+        _ => return None,
+    };
+    Some(Width { bytes, signed })
+}
 
 /// An error's number.
 pub(crate) fn errno(name: &str) -> Option<i128> {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::lex::{Letter, Lexer, Span, Token};
+use crate::names::{self, Width};
 use crate::{DEPTH_MAX, FILTER_BYTES_MAX};
 
 /// Why a text is no filter.
@@ -81,6 +82,7 @@ pub(crate) enum Node {
     Name(String),
     Not(Box<Ast>),
     Unary(Unary, Box<Ast>),
+    Cast(Width, Box<Ast>),
     Arithmetic(Arithmetic, Box<Ast>, Box<Ast>),
     Compare(Relation, Box<Ast>, Box<Ast>),
     /// `~`; with `true`, `!~`.
@@ -220,7 +222,7 @@ impl Parser<'_> {
     fn node(&self, node: Node, span: Span) -> Result<Ast, SyntaxError> {
         let deepest = |nodes: &[Ast]| nodes.iter().map(|node| node.depth).max().unwrap_or(0);
         let below = match &node {
-            Node::Not(inner) | Node::Unary(_, inner) => inner.depth,
+            Node::Not(inner) | Node::Unary(_, inner) | Node::Cast(_, inner) => inner.depth,
             Node::Arithmetic(_, left, right) | Node::Compare(_, left, right) | Node::Match(_, left, right) => {
                 left.depth.max(right.depth)
             }
@@ -311,10 +313,28 @@ impl Parser<'_> {
         ast
     }
 
+    /// What stands behind a `(`, if it is a type and its `)`.
+    fn cast(&mut self) -> Result<Option<Width>, SyntaxError> {
+        let Token::Name(name) = &self.token else { return Ok(None) };
+        let Some(width) = names::width(name) else { return Ok(None) };
+        // (A field may be called `u8`, too.)
+        if !matches!(self.lexer.clone().next(), Ok((Token::Symbol(")"), _))) {
+            return Ok(None);
+        }
+        self.advance()?;
+        self.advance()?;
+        Ok(Some(width))
+    }
+
     fn operand(&mut self) -> Result<Ast, SyntaxError> {
         let node = match &self.token {
             Token::Symbol("(") => {
                 let begin = self.advance()?;
+                if let Some(width) = self.cast()? {
+                    let inner = self.unary()?;
+                    let span = begin.to(inner.span);
+                    return self.node(Node::Cast(width, Box::new(inner)), span);
+                }
                 let mut inner = self.binary(0)?;
                 let end = self.span;
                 if !self.eat(")")? {

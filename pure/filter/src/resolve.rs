@@ -120,6 +120,7 @@ impl<'a> Resolver<'a> {
                 Value::Fraction(value) if *operator == Unary::Minus => Ok(Value::Fraction(-value)),
                 other => Err(no_arithmetic(&other)),
             },
+            Node::Cast(width, inner) => Ok(Value::Number(Number::cast(*width, self.number(inner)?))),
             Node::Arithmetic(operator, left, right) => {
                 let (left, right) = (self.number(left)?, self.number(right)?);
                 Number::binary(*operator, left, right).map(Value::Number).map_err(|why| match why {
@@ -155,7 +156,7 @@ fn collect(scope: &dyn Scope, ast: &Ast, fields: &mut Vec<usize>) {
                 fields.push(index);
             }
         }
-        Node::Not(inner) | Node::Unary(_, inner) => collect(scope, inner, fields),
+        Node::Not(inner) | Node::Unary(_, inner) | Node::Cast(_, inner) => collect(scope, inner, fields),
         Node::Arithmetic(_, left, right) | Node::Compare(_, left, right) | Node::Match(_, left, right) => {
             collect(scope, left, fields);
             collect(scope, right, fields);

@@ -109,6 +109,21 @@ impl Condition {
         }
     }
 
+    fn wants_sign_of(&self, field: usize) -> bool {
+        match self {
+            Condition::Not(inner) => inner.wants_sign_of(field),
+            Condition::And(list) | Condition::Or(list) => list.iter().any(|inner| inner.wants_sign_of(field)),
+            Condition::Compare(relation, Number::Field { index, .. }, Number::Constant(bound)) => {
+                let is_of_zero = matches!(relation, Relation::Less | Relation::GreaterEqual) && *bound == 0;
+                *index == field && (*bound < 0 || is_of_zero)
+            }
+            Condition::OneOf(Number::Field { index, .. }, values) => {
+                *index == field && values.iter().any(|value| *value < 0)
+            }
+            _ => false,
+        }
+    }
+
     /// Calls `field` and `context` for what the condition needs.
     fn visit(&self, field: &mut dyn FnMut(usize), context: &mut dyn FnMut(Context)) {
         match self {
@@ -143,7 +158,7 @@ fn visit_number(number: &Number, field: &mut dyn FnMut(usize), context: &mut dyn
         Number::Constant(_) => {}
         Number::Field { index, .. } => field(*index),
         Number::Context(of) => context(*of),
-        Number::Unary { inner, .. } => visit_number(inner, field, context),
+        Number::Unary { inner, .. } | Number::Cast { inner, .. } => visit_number(inner, field, context),
         Number::Binary { left, right, .. } => {
             visit_number(left, field, context);
             visit_number(right, field, context);
@@ -184,6 +199,11 @@ impl Typed {
         let mut contexts = BTreeSet::new();
         self.condition.visit(&mut |_| {}, &mut |context| _ = contexts.insert(context));
         contexts
+    }
+
+    /// Whether it compares a field, as it is, such that the answer depends on the field's sign.
+    pub fn wants_sign_of(&self, field: usize) -> bool {
+        self.condition.wants_sign_of(field)
     }
 
     /// When all fields that it needs are known.

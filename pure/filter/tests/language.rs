@@ -95,6 +95,9 @@ fn filters_say_of_a_record_what_they_mean() {
         "req.tv_sec << 2 == 20 && ~req.tv_sec == -6 && req.tv_sec ^ 1 == 4",
         "0x10 == 16 && 0b101 == 5 && 010 == 8 && 0o17 == 15 && 'a' == 97 && 4k == 4096 && 1M == 1048576",
         "SIGKILL == 9",
+        "(int)dur == 2000000 && (u8)dur == 0x80 && (char)dur == -128 && (unsigned)ret == 0xfffffffe",
+        "(int)flags < (long)dur && -(int16)flags == -65 && (s8)(dur * 1) + 1 == -127 && (uint64)ret > 1",
+        "(u64)-1 == 18446744073709551615 && (int)0xffffffff == -1",
         r#"path == "\x2fetc/passwd" && "/etc/passwd" == path"#,
         "-1 < 18446744073709551615",
         "dur > -1",
@@ -183,6 +186,34 @@ fn a_type_error_says_what_the_operands_are() {
         let error = read(text).check(&EventScope::new(&of)).expect_err(text);
         assert_eq!((error.column, error.message.as_str()), (column, message), "{text}");
     }
+}
+
+#[test]
+fn an_unsigned_field_that_is_to_be_negative_is_an_error_that_says_what_to_write() {
+    let (openat, close) = (openat(), close());
+    for text in ["dur < 0", "dur == -1", "-1 >= dur", "0 > flags", "flags in (-1, -2)"] {
+        let error = read(text).check(&EventScope::new(&openat)).expect_err(text);
+        assert!(error.message.contains("is unsigned") && error.message.contains("write `(int)"), "{text}: {error}");
+    }
+    for text in ["(int)dur < 0", "dur > -1", "dur != -1", "dur <= 0", "dur + 0 < 0", "flags in (-1, 1)", "(int)0 < 1"]
+    {
+        read(text).check(&EventScope::new(&openat)).unwrap_or_else(|error| panic!("{text}: {error}"));
+    }
+    // (Of several types one may have the field, and another a signed one of that name.)
+    let signed = EventType { fields: vec![field("dur", Kind::int(8, true), Phase::Exit)], ..close };
+    let scopes: [&dyn Scope; 2] = [&EventScope::new(&openat), &EventScope::new(&signed)];
+    check_all(&read("dur < 0"), &scopes).expect("it may be true of one");
+    let error = check_all(&read("dur:s32 < 0"), &scopes).expect_err("perf's way");
+    assert_eq!(error.message, "a field's type stands before it: write `(s32)dur`");
+}
+
+#[test]
+fn a_field_with_the_name_of_a_type_is_no_type_unless_parentheses_are_around_it_alone() {
+    let u8 = EventType { fields: vec![field("u8", Kind::int(8, true), Phase::Exit)], ..close() };
+    for text in ["(u8 + 1) == 2", "u8 == 2", "(args.u8) == 1"] {
+        read(text).check(&EventScope::new(&u8)).unwrap_or_else(|error| panic!("{text}: {error}"));
+    }
+    assert!(parse("(u8) == 2").is_err());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use ring3_btf::{Btf, encoding, kind};
 use ring3_elf::{Argument, ArgumentPlace, At, Kind as ArgumentKind, Register, Tracepoint};
 use ring3_event::{EventType, Field, Kind, Names, Phase, Show, TEXT_BYTES_MAX};
 
@@ -28,12 +29,39 @@ pub fn function(id: u32, provider: &str, name: &str) -> Recipe {
     Recipe { of, sources: ARGUMENTS.map(|register| Source::Number(Operand::Context(offset(register)))).into() }
 }
 
-/// Events at the end of a function: its result, `retval`.
-pub fn function_end(id: u32, provider: &str, name: &str) -> Recipe {
-    let kind = Kind::Int { bytes: 8, signed: true, show: Show::Decimal };
+/// Events at the end of a function: its result, `retval`, which is all of its register if its type is not known.
+pub fn function_end(id: u32, provider: &str, name: &str, of_result: Option<Kind>) -> Recipe {
+    let kind = of_result.unwrap_or(Kind::Int { bytes: 8, signed: true, show: Show::Word });
+    let source = match kind {
+        Kind::Int { bytes, signed, .. } => Operand::Part { at: RESULT_AT, bytes: bytes as u8, signed },
+        _ => Operand::Context(RESULT_AT),
+    };
     let fields = vec![Field { name: "retval".to_owned(), kind, phase: Phase::Entry }];
     let of = EventType { id, provider: provider.to_owned(), name: format!("{name}%return"), fields };
-    Recipe { of, sources: vec![Source::Number(Operand::Context(RESULT_AT))] }
+    Recipe { of, sources: vec![Source::Number(source)] }
+}
+
+/// How a whole number of a C type is recorded and shown, if it fits into a register: that of an argument or a result.
+pub fn kind_of(types: &Btf, of: u32) -> Option<Kind> {
+    let of = types.plain(of);
+    let bytes = || Some(types.size_or_type(of)).filter(|bytes| matches!(bytes, 1 | 2 | 4 | 8));
+    Some(match types.kind(of)? {
+        kind::PTR => Kind::Int { bytes: 8, signed: false, show: Show::Pointer },
+        kind::INT if types.int_encoding(of) & encoding::BOOL != 0 => {
+            Kind::Int { bytes: bytes()?, signed: false, show: booleans() }
+        }
+        kind::INT => Kind::int(bytes()?, types.int_encoding(of) & encoding::SIGNED != 0),
+        kind::ENUM | kind::ENUM64 => {
+            let names = types.values(of).map(|(name, value)| (value, String::from_utf8_lossy(name).into_owned()));
+            let show = Show::Enumeration(Arc::new(Names(names.collect())));
+            Kind::Int { bytes: bytes()?, signed: types.flag_of(of), show }
+        }
+        _ => return None,
+    })
+}
+
+fn booleans() -> Show {
+    Show::Enumeration(Arc::new(Names(vec![(0, "false".to_owned()), (1, "true".to_owned())])))
 }
 
 /// Events of a static tracepoint: a recipe for each of its places in the code, all of one type.
@@ -86,11 +114,12 @@ fn kind(all: &[&Argument], bytes_max: u32) -> Kind {
         ArgumentKind::Text => Kind::Text { bytes_max: TEXT_BYTES_MAX, path: false },
         ArgumentKind::Float if matches!(bytes, 4 | 8) => Kind::Float { bytes },
         ArgumentKind::Pointer => Kind::Int { bytes, signed: false, show: Show::Pointer },
-        ArgumentKind::Bool => {
-            let names = Names(vec![(0, "false".to_owned()), (1, "true".to_owned())]);
-            Kind::Int { bytes, signed: false, show: Show::Enumeration(Arc::new(names)) }
-        }
+        ArgumentKind::Bool => Kind::Int { bytes, signed: false, show: booleans() },
         ArgumentKind::Signed => Kind::Int { bytes, signed: true, show: Show::Decimal },
+        // (SystemTap's note has no types: `8@` is said of pointers, too.)
+        ArgumentKind::Unsigned if bytes == 8 && first.name.is_none() => {
+            Kind::Int { bytes, signed: false, show: Show::Word }
+        }
         ArgumentKind::Unsigned | ArgumentKind::Float => Kind::Int { bytes, signed: false, show: Show::Decimal },
     }
 }
@@ -171,6 +200,21 @@ mod tests {
         for recipe in &recipes {
             ring3_isa::assemble(&program::once(recipe, None, &program::Output::Records)).expect("it is a program");
         }
+    }
+
+    #[test]
+    fn what_systemtaps_note_describes_may_be_an_address() {
+        let show = |name: Option<&str>, bytes| {
+            let at = At::Register { register: Register::Rdi, shift: 0 };
+            let argument =
+                Argument { name: name.map(str::to_owned), ..argument("", ArgumentKind::Unsigned, bytes, at) };
+            match &tracepoint(2000, &[&place(vec![argument])], 32)[0].of.fields[0].kind {
+                Kind::Int { show, .. } => show.clone(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(show(None, 8), Show::Word);
+        assert_eq!([show(None, 4), show(Some("cents"), 8)], [Show::Decimal, Show::Decimal]);
     }
 
     #[test]

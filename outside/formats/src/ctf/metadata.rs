@@ -125,7 +125,7 @@ fn integer(bytes: u32, signed: bool, show: &Show) -> String {
         Show::Flags(names) if !names.0.is_empty() => enumeration(bytes, signed, 16, names),
         Show::Hex | Show::Pointer | Show::Flags(_) => plain(bytes, signed, 16),
         Show::Octal => plain(bytes, signed, 8),
-        Show::Decimal | Show::Descriptor | Show::Result | Show::Nanoseconds | Show::Enumeration(_) => {
+        Show::Decimal | Show::Word | Show::Descriptor | Show::Result | Show::Nanoseconds | Show::Enumeration(_) => {
             plain(bytes, signed, 10)
         }
     }

@@ -32,6 +32,8 @@ pub(crate) struct Wanted {
     pub(crate) types: BTreeSet<String>,
     pub(crate) functions: BTreeSet<String>,
     pub(crate) variables: BTreeSet<String>,
+    /// Neither how functions were compiled is wanted, nor what is near to a name that does not exist.
+    pub(crate) types_only: bool,
 }
 
 impl Wanted {
@@ -164,7 +166,8 @@ pub(crate) fn convert(file: &Elf<'_>, wanted: &Wanted) -> Result<Found, Error> {
     let units = Units::new(dwarf).map_err(damaged)?;
     let index = units.index(wanted).map_err(damaged)?.map_err(refuse)?;
     let types = convert::types(&units, &index).map_err(damaged)?.map_err(refuse)?;
-    let functions = functions::facts(&units, &index).map_err(damaged)?;
+    let facts = || functions::facts(&units, &index).map_err(damaged);
+    let functions = if wanted.types_only { BTreeMap::new() } else { facts()? };
     Ok(Found { types, functions })
 }
 
@@ -234,7 +237,9 @@ impl<'d> Units<'d> {
         for (name, at) in declared {
             index.variables.entry(name).or_insert(at);
         }
-        index.add_nearest(wanted);
+        if !wanted.types_only {
+            index.add_nearest(wanted);
+        }
         Ok(Ok(index))
     }
 
