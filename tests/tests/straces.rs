@@ -215,6 +215,16 @@ fn signals_and_ends_are_shown_as_natively() {
     ] {
         compare(&bench, &[], &["sh", "-c", script]);
     }
+    // (`-n`: the number of the last call, also if that is not shown.)
+    for options in
+        [&["-n"][..], &["-n", "-e", "trace=getuid,exit_group"], &["--syscall-number", "-e", "trace=getuid"]]
+    {
+        compare(
+            &bench,
+            options,
+            &["sh", "-c", "trap 'echo hello' USR1; kill -USR1 $$; kill -WINCH $$; kill -CHLD $$; exit 5"],
+        );
+    }
     compare_sorted(&bench, &[], &["timeout", "0.2", "sleep", "5"]);
     compare(&bench, &[], &["sleep", "0.1"]);
 }

@@ -62,18 +62,20 @@ struct Needs {
     nothing: bool,
     /// Names of threads are shown: strace looks at `prctl` whatever it shows.
     names: bool,
+    /// Lines of signals and ends show the number of the thread's last call (`-n`), whether or not that call is shown.
+    numbers: bool,
     /// Processes and threads that it attaches to (`-p`).
     attached: Vec<u32>,
 }
 
 /// strace's options without arguments that concern nobody but strace, by their short names (strace 6.1).
-const HARMLESS: &str = "AcCfFnqrtTvwxzZ";
+const HARMLESS: &str = "AcCfFqrtTvwxzZ";
 /// The same with an argument.
 const HARMLESS_WITH_ARGUMENT: &str = "aEIoOpSUX";
 /// The other options with an argument.
 const WITH_ARGUMENT: &str = "bePsu";
 /// As [`HARMLESS`], by their long names. (What may have an argument has it behind a `=`.)
-const HARMLESS_LONG: [&str; 18] = [
+const HARMLESS_LONG: [&str; 17] = [
     "quiet",
     "silent",
     "silence",
@@ -91,7 +93,6 @@ const HARMLESS_LONG: [&str; 18] = [
     "output-append-mode",
     "output-separately",
     "follow-forks",
-    "syscall-number",
 ];
 /// As [`HARMLESS_WITH_ARGUMENT`].
 const HARMLESS_LONG_WITH_ARGUMENT: [&str; 9] = [
@@ -163,6 +164,7 @@ impl Needs {
                 self.names |= letter == 'Y';
                 self.needs_exact(&format!("-{letter}"));
             }
+            'n' => self.numbers = true,
             'h' | 'V' => self.nothing = true,
             _ if HARMLESS.contains(letter) => {}
             _ => self.needs_ptrace(&format!("-{letter}")),
@@ -197,6 +199,7 @@ impl Needs {
                 let value = value_of();
                 self.qualify(&format!("{name}={value}"));
             }
+            "syscall-number" => self.flag('n'),
             "help" | "version" => self.nothing = true,
             _ if HARMLESS_LONG.contains(&name) => {}
             _ if HARMLESS_LONG_WITH_ARGUMENT.contains(&name) => drop(value_of()),
@@ -297,7 +300,8 @@ pub(crate) fn run(program: &Path, command: &[String]) -> Result<(), Failure> {
     loader.args(["strace-loader", "--apart"]).args((backend == Backend::Exact).then_some("--exact"));
     loader.args(["--bytes-max", &needs.bytes_max.min(BYTES_MAX).to_string()]);
     loader.args(["--strace", &std::process::id().to_string()]);
-    loader.args(numbers(needs.set.as_deref(), needs.names).iter().map(u32::to_string)).stdin(its);
+    let set = needs.set.as_deref().filter(|_| !needs.numbers);
+    loader.args(numbers(set, needs.names).iter().map(u32::to_string)).stdin(its);
     let Ok(mut loader) = companion::try_spawn(loader, "loader of strace's programs")? else {
         say!("ring3: so strace runs by ptrace, as without ring3");
         return crate::exec(program, command);
