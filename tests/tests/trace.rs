@@ -408,6 +408,21 @@ fn results_of_functions_have_their_types_and_filters_can_give_them_one() {
     assert!(code == Some(2) && lines.contains("write `(int)arg0`"), "{lines}");
 }
 
+#[test]
+fn the_call_that_executes_the_program_has_the_programs_name() {
+    let bench = Bench::ring3();
+    let names = |options: &[&str]| -> Vec<String> {
+        let (code, lines) = trace(&bench, options, &["true"]);
+        assert_eq!(code, Some(0), "{lines}");
+        calls(&lines).into_iter().map(|call| call.name).collect()
+    };
+    let events = "execve,prctl,rt_sigaction,close,exit_group";
+    let filtered = names(&["-e", events, "--filter", r#"comm == "true""#]);
+    assert_eq!(filtered.first().map(String::as_str), Some("execve"));
+    // (Nothing that ring3 does before is shown.)
+    assert_eq!(names(&["-e", events]), filtered);
+}
+
 /// The lines that say how threads ended, sorted, without their ids.
 fn ends(lines: &str) -> Vec<String> {
     let mut ends: Vec<String> =

@@ -13,7 +13,8 @@ use crate::{Failure, launch};
 /// The argument that makes `ring3 start` stop before it becomes the program.
 const HELD: &str = "--held";
 
-/// The name of the process until it executes the program: what it does with this name is not the program's.
+/// The name of the process until it is about to execute the program: what it does with this name is not the program's. The call that
+/// executes the program has the program's name.
 pub(crate) const NAME: &std::ffi::CStr = c"ring3-held";
 
 /// The parent's side.

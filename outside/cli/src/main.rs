@@ -186,7 +186,7 @@ fn start(follow: bool, held: bool, command: &[String]) -> Result<(), Failure> {
     if held {
         drop(connection);
         held::wait()?;
-        return exec(&program, command);
+        return Err(launch::cannot_run(&command[0], &execute(&program, command, &[], true)));
     }
     connection.ask(&Request::Start { follow }, Some(std::io::stderr().as_fd()))?;
     drop(connection);
@@ -194,7 +194,7 @@ fn start(follow: bool, held: bool, command: &[String]) -> Result<(), Failure> {
 }
 
 fn exec(program: &Path, command: &[String]) -> Result<(), Failure> {
-    Err(launch::cannot_run(&command[0], &execute(program, command, &[])))
+    Err(launch::cannot_run(&command[0], &execute(program, command, &[], false)))
 }
 
 fn attach(follow: bool, pid: u32) -> Result<(), String> {

@@ -320,7 +320,7 @@ pub(crate) fn run(program: &Path, command: &[String]) -> Result<(), Failure> {
     let socket = ours.as_raw_fd().to_string();
     let variables =
         [("LD_PRELOAD", preloaded), (PRELOAD_VARIABLE, before), (SOCKET_VARIABLE, OsString::from(socket))];
-    Err(launch::cannot_run(&command[0], &execute(program, command, &variables)))
+    Err(launch::cannot_run(&command[0], &execute(program, command, &variables, false)))
 }
 
 /// The library, as a file without a name.

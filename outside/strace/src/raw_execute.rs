@@ -45,8 +45,8 @@ fn undo_the_runtimes() {
 }
 
 /// Executes a program with the environment as it is, but for variables of these names: they have these values, in the place of those
-/// of the same name, or behind all others. Returns only if that fails: why.
-pub fn execute(program: &Path, arguments: &[String], set: &[(&str, OsString)]) -> io::Error {
+/// of the same name, or behind all others. `takes_name`: the thread has the program's name before. Returns only if that fails: why.
+pub fn execute(program: &Path, arguments: &[String], set: &[(&str, OsString)], takes_name: bool) -> io::Error {
     let found = || -> io::Result<_> {
         let program = CString::new(program.as_os_str().as_bytes())?;
         let arguments = arguments.iter().map(|argument| CString::new(argument.as_bytes()));
@@ -57,6 +57,7 @@ pub fn execute(program: &Path, arguments: &[String], set: &[(&str, OsString)]) -
         });
         Ok((program, arguments.collect::<Result<Vec<_>, _>>()?, variables.collect::<Result<Vec<_>, _>>()?))
     };
+    let name = takes_name.then(|| CString::new(program.file_name()?.as_bytes()).ok()).flatten();
     let (program, arguments, variables) = match found() {
         Ok(found) => found,
         Err(error) => return error,
@@ -66,6 +67,10 @@ pub fn execute(program: &Path, arguments: &[String], set: &[(&str, OsString)]) -
     };
     let (argv, envp) = (pointers(&arguments), pointers(&variables));
     undo_the_runtimes();
+    if let Some(name) = &name {
+        // SAFETY: a text that ends with a NUL.
+        unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    }
     // SAFETY: texts that end with a NUL, and two arrays of such that end with a null pointer; all of them live until it returns.
     // (The shell runs what has no other interpreter.)
     unsafe { libc::execvpe(program.as_ptr(), argv.as_ptr(), envp.as_ptr()) };

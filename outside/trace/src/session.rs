@@ -276,7 +276,7 @@ impl Session {
             let Some(header) = Header::parse(bytes) else { return };
             let Some(of) = types.get(&header.event) else { return };
             if *skipped == Some((header.tid, header.comm)) {
-                // (A call that executes a program begins with the old name.)
+                // (A name of the user's program may be the same.)
                 let is_exec = matches!(&*of.name, "execve" | "execveat");
                 if !is_exec
                     || Record::parse(of, bytes).is_none_or(|record| record.value(RESULT) != Some(Value::Int(0)))
