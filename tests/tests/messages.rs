@@ -40,7 +40,18 @@ fn wrong_command_lines_are_explained() {
     says(&bench, &["exec", "--repeat", "0", "-"], 2, &["'0'", "--repeat"]);
     says(&bench, &["load", "--al", "--", "true"], 2, &["unknown option --al", "did you mean `--all`?"]);
     says(&bench, &["start", "-x", "true"], 2, &["unknown option -x", "`ring3 start --help`"]);
-    says(&bench, &["trace", "-y", "true"], 2, &["unknown option -y", "`ring3 trace --help`"]);
+    says(&bench, &["trace", "-k", "true"], 2, &["unknown option -k", "`ring3 trace --help`"]);
+    for option in ["-y", "-yy"] {
+        says(&bench, &["trace", option, "true"], 2, &["-y", "no paths of descriptors", "`ring3 load -- strace -y`"]);
+    }
+    for event in ["uprobe:nosuch:main", "uprobe:libnosuch.so:main"] {
+        says(
+            &bench,
+            &["trace", "-e", event, "true"],
+            2,
+            &["cannot open", "nor is there a program or library of that name"],
+        );
+    }
     says(&bench, &["trace", ""], 127, &["the program's name is empty"]);
     says(&bench, &["trace", "-s", "x", "true"], 2, &["'x'", "a whole number of bytes, from 0 to 4096"]);
     for (event, words) in [

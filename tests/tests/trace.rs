@@ -423,6 +423,46 @@ fn the_call_that_executes_the_program_has_the_programs_name() {
     assert_eq!(names(&["-e", events]), filtered);
 }
 
+#[test]
+fn the_time_of_day_is_shown_as_strace_shows_it() {
+    let bench = Bench::ring3();
+    let time = |option: &str| {
+        let (_, lines) = trace(&bench, &["-e", "exit_group", option], &["true"]);
+        lines.split(' ').next().unwrap_or_default().to_owned()
+    };
+    let shape = |text: &str| text.replace(|letter: char| letter.is_ascii_digit(), "0");
+    assert_eq!(shape(&time("-tt")), "00:00:00.000000");
+    for option in ["-t", "-ttt"] {
+        assert_eq!(shape(&time(option)), "0000000000.000000000", "{option}");
+    }
+}
+
+#[test]
+fn a_library_is_found_by_its_name_and_a_program_in_path() {
+    let bench = Bench::ring3();
+    for (event, begin) in
+        [("uprobe:libc:malloc", "libc.so.6:malloc(arg0="), ("uprobe:libc.so.6:malloc", "libc.so.6:malloc(arg0=")]
+    {
+        let (_, lines) = trace(&bench, &["-e", event], &["sort", "/etc/hostname"]);
+        assert!(lines.lines().any(|line| line.starts_with(begin)), "{event}: {lines}");
+    }
+}
+
+#[test]
+fn lines_say_which_thread_while_there_are_several() {
+    let bench = Bench::ring3();
+    let (_, lines) =
+        trace(&bench, &["-e", "exit_group,wait4"], &["sh", "-c", "sh -c 'exit 3'; sh -c 'exit 4'; exit 5"]);
+    let with_ids: Vec<bool> = lines.lines().map(|line| line.starts_with("[pid ")).collect();
+    let shown: Vec<&str> = lines.lines().map(|line| line.split_once("] ").map_or(line, |(_, line)| line)).collect();
+    for (line, has_id) in shown.iter().zip(with_ids) {
+        let is_of_child = ["exit_group(3)", "exit_group(4)", "+++ exited with 3", "+++ exited with 4"];
+        let is_of_child = is_of_child.iter().any(|begin| line.starts_with(begin));
+        assert_eq!(has_id, is_of_child, "{line}\n{lines}");
+    }
+    assert_eq!(shown.last(), Some(&"+++ exited with 5 +++"), "{lines}");
+}
+
 /// The lines that say how threads ended, sorted, without their ids.
 fn ends(lines: &str) -> Vec<String> {
     let mut ends: Vec<String> =

@@ -1,17 +1,19 @@
 //! `ring3 trace`: events of a program as lines of text, or as a table.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{ArgAction, Args};
 use ring3_event::Record;
+use ring3_strace::raw_clock::time_of_day;
 use ring3_trace::{Summary, Text};
 
 use crate::Failure;
-use crate::traced::{Begun, For, What};
+use crate::traced::{Begun, For, What, wrong};
 
 /// How long the reader sleeps when the buffer is empty: at first, and at most.
 pub(crate) const SLEEP: Duration = Duration::from_micros(500);
@@ -30,9 +32,12 @@ pub(crate) struct Trace {
     /// Show how long each call took, in seconds
     #[arg(short = 'T', long = "syscall-times")]
     duration: bool,
-    /// Show when each call ended, in seconds since 1970
-    #[arg(short = 't', long = "timestamps")]
-    time: bool,
+    /// Show when each call ended, in seconds since 1970; twice (-tt): the time of day with microseconds, as strace does
+    #[arg(short = 't', long = "timestamps", action = ArgAction::Count)]
+    time: u8,
+    /// It is here for those who type it for strace
+    #[arg(short = 'y', long = "decode-fds", action = ArgAction::Count, hide = true)]
+    paths_of_descriptors: u8,
     /// Show only a table of calls, errors and latencies when tracing ends
     #[arg(short = 'c', long = "summary-only")]
     summary_only: bool,
@@ -55,6 +60,9 @@ impl Trace {
 }
 
 pub(crate) fn run(wanted: &Trace) -> Result<ExitCode, Failure> {
+    if wanted.paths_of_descriptors > 0 {
+        return Err(wrong("-y: `ring3 trace` shows no paths of descriptors; `ring3 load -- strace -y` does"));
+    }
     let out = open_output(wanted)?;
     let begun = match Begun::new(&wanted.what, if wanted.counts_only() { For::Counts } else { For::People })? {
         Ok(begun) => begun,
@@ -99,8 +107,8 @@ struct Tracing<'a> {
     begun: Begun,
     out: Box<dyn Write>,
     summary: Summary,
-    /// Only the program's first thread has been seen, which is this one; else lines say which.
-    thread: Option<u32>,
+    /// The program's threads that have been seen and have not ended: with more than one, lines say which. `None`: all lines do.
+    threads: Option<BTreeSet<u32>>,
     /// `CLOCK_REALTIME` minus `CLOCK_MONOTONIC`, ns.
     clock_offset_ns: u64,
     shown: Instant,
@@ -109,13 +117,13 @@ struct Tracing<'a> {
 impl<'a> Tracing<'a> {
     fn new(wanted: &'a Trace, begun: Begun, out: Box<dyn Write>) -> Tracing<'a> {
         // (Lines of a file can be told apart by their threads, as those of `strace -f -o`.)
-        let thread = begun.program().filter(|_| wanted.output.is_none());
+        let threads = begun.program().filter(|_| wanted.output.is_none()).map(|program| BTreeSet::from([program]));
         Tracing {
             wanted,
             begun,
             out,
             summary: Summary::default(),
-            thread,
+            threads,
             clock_offset_ns: clock_offset_ns(),
             shown: Instant::now(),
         }
@@ -150,7 +158,7 @@ impl<'a> Tracing<'a> {
     }
 
     fn read(&mut self) -> std::io::Result<usize> {
-        let Tracing { wanted, begun, out, summary, thread, clock_offset_ns, .. } = self;
+        let Tracing { wanted, begun, out, summary, threads, clock_offset_ns, .. } = self;
         let counted = wanted.summary || wanted.histogram;
         // (Lines show the ends of threads also where nobody has named that event.)
         let counts_ends = begun.names_ends;
@@ -164,12 +172,18 @@ impl<'a> Tracing<'a> {
                 return;
             }
             let tid = record.header.tid;
-            thread.take_if(|only| *only != tid);
+            let tells_thread = threads.as_mut().is_none_or(|threads| {
+                threads.insert(tid);
+                threads.len() > 1
+            });
+            if let Some(threads) = threads.as_mut().filter(|_| ring3_trace::is_end(record.of)) {
+                threads.remove(&tid);
+            }
             record.header.time_ns = record.header.time_ns.wrapping_add(*clock_offset_ns);
             let text = Text {
-                thread: thread.is_none(),
+                thread: tells_thread,
                 comm: wanted.what.all,
-                time: wanted.time,
+                time: time_format(wanted.time),
                 duration: wanted.duration,
             };
             result = writeln!(out, "{}", text.line(&record));
@@ -208,6 +222,21 @@ impl<'a> Tracing<'a> {
         self.out.flush()?;
         self.begun.tell_lost();
         Ok(())
+    }
+}
+
+/// How `-t`, so often, shows a time of `CLOCK_REALTIME` (ns). As with strace, `-ttt` is in seconds since 1970.
+fn time_format(count: u8) -> Option<fn(u64) -> String> {
+    const NS: u64 = 1_000_000_000;
+    let since_1970: fn(u64) -> String = |ns| format!("{}.{:09}", ns / NS, ns % NS);
+    let of_day: fn(u64) -> String = |ns| {
+        let [hour, minute, second] = time_of_day((ns / NS) as i64);
+        format!("{hour:02}:{minute:02}:{second:02}.{:06}", ns % NS / 1000)
+    };
+    match count {
+        0 => None,
+        2 => Some(of_day),
+        _ => Some(since_1970),
     }
 }
 

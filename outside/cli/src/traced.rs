@@ -30,7 +30,8 @@ use crate::{Failure, held, launch, process};
 #[derive(Debug, Args)]
 pub(crate) struct What {
     /// Which events, separated by commas: system calls by name, groups of them as strace has them (%file, %desc, %process, %network or %net,
-    /// %signal, %memory, %ipc, %clock, %creds, %pure, %stat, %lstat, %fstat, %statfs, %fstatfs), `all`, or `!LIST` for all others; uprobe:FILE:FUNCTION, uretprobe:FILE:FUNCTION, usdt:FILE:PROVIDER:NAME;
+    /// %signal, %memory, %ipc, %clock, %creds, %pure, %stat, %lstat, %fstat, %statfs, %fstatfs), `all`, or `!LIST` for all others; uprobe:FILE:FUNCTION, uretprobe:FILE:FUNCTION, usdt:FILE:PROVIDER:NAME
+    /// (FILE: a path, a program in PATH, or a library such as libc);
     /// tracepoint:sched:sched_process_exit, the ends of threads
     #[arg(short, long = "events", value_name = "EVENTS", default_value = "all")]
     pub(crate) events: Vec<String>,

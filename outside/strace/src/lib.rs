@@ -10,6 +10,7 @@ pub mod companion;
 mod process;
 mod raw_agent_signals;
 mod raw_calls;
+pub mod raw_clock;
 pub mod raw_execute;
 pub mod raw_preload;
 mod raw_steps;

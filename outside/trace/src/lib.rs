@@ -8,13 +8,14 @@
 
 mod calls;
 pub mod ends;
+mod libraries;
 pub mod probe;
 mod session;
 mod stops;
 mod summary;
 mod text;
 
-pub use session::{Lost, Options, Plan, Session};
+pub use session::{Lost, Options, Plan, Session, is_end};
 pub use stops::{StopsOptions, StopsPlan, StopsSession};
 pub use summary::Summary;
 pub use text::Text;

@@ -8,6 +8,8 @@ use ring3_elf::{File, Tracepoint};
 use ring3_event::Kind;
 use ring3_recorder::{Recipe, probes};
 
+use crate::libraries;
+
 /// Where a program is attached, and what it records.
 #[derive(Clone, Debug)]
 pub struct Probe {
@@ -29,6 +31,7 @@ pub struct Probe {
 pub const KINDS: [&str; 3] = ["uprobe", "uretprobe", "usdt"];
 
 /// The probes that a name means: `uprobe:FILE:FUNCTION`, `uretprobe:FILE:FUNCTION`, `usdt:FILE:PROVIDER:NAME` or `usdt:FILE:NAME`.
+/// A file may be a program in `PATH` or a library by its name, too ([`libraries::find`]).
 /// Names of functions and tracepoints may have `*` in them. Types are numbered from `first_id` on.
 ///
 /// # Errors
@@ -45,7 +48,13 @@ pub fn find(name: &str, first_id: u32, bytes_max: u32) -> Result<Vec<Probe>, Str
             ));
         }
     };
-    let path = std::fs::canonicalize(file).map_err(|error| format!("{name}: cannot open {file}: {error}"))?;
+    let path = match std::fs::canonicalize(file) {
+        Ok(path) => path,
+        Err(error) => libraries::find(file).ok_or_else(|| {
+            let or_known = if file.contains('/') { "" } else { ", nor is there a program or library of that name" };
+            format!("{name}: cannot open {file}: {error}{or_known}")
+        })?,
+    };
     let bytes = std::fs::read(&path).map_err(|error| format!("{name}: cannot read {file}: {error}"))?;
     let elf = File::parse(&bytes).map_err(|error| format!("{name}: {file}: {error}"))?;
     let found = match kind {

@@ -320,7 +320,7 @@ impl Session {
 }
 
 /// Whether events are ends of threads.
-pub(crate) fn is_end(of: &EventType) -> bool {
+pub fn is_end(of: &EventType) -> bool {
     of.provider == ends::CATEGORY && of.name == ends::NAME
 }
 

@@ -17,8 +17,8 @@ pub struct Text {
     pub thread: bool,
     /// And with its name.
     pub comm: bool,
-    /// And with the time, in seconds of `CLOCK_MONOTONIC` with nanoseconds.
-    pub time: bool,
+    /// And with the time of the record's header, as this writes it.
+    pub time: Option<fn(u64) -> String>,
     /// Each call ends with its duration in seconds.
     pub duration: bool,
 }
@@ -37,8 +37,8 @@ impl Text {
         if self.comm {
             let _ = write!(line, "{} ", header.comm());
         }
-        if self.time {
-            let _ = write!(line, "{}.{:09} ", header.time_ns / 1_000_000_000, header.time_ns % 1_000_000_000);
+        if let Some(time) = self.time {
+            let _ = write!(line, "{} ", time(header.time_ns));
         }
         if is_end(record.of) {
             line.push_str(&end(record));
