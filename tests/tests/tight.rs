@@ -241,6 +241,7 @@ fn a_probes_plan_is_explained_and_a_bad_place_is_named() {
         ("0xffffffff", "is in no loaded segment"),
     ] {
         let (code, _, errors) = explain(place);
-        assert!(code == Some(1) && errors.contains(why), "{place}: {errors}");
+        let names = format!("ring3: {}: ", fixed.display());
+        assert!(code == Some(1) && errors.contains(why) && errors.starts_with(&names), "{place}: {errors}");
     }
 }

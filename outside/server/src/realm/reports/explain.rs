@@ -46,7 +46,11 @@ pub struct Explained {
 /// What is wrong with the file or the place.
 pub fn explain(path: &Path, place: &str, ret: bool) -> Result<Vec<Explained>, String> {
     let file = open(path)?;
-    let site = static_site(&file, path, offset_of(&file, place)?).map_err(|refusal| refusal.message)?;
+    explain_in(&file, path, place, ret).map_err(|why| format!("{}: {why}", path.display()))
+}
+
+fn explain_in(file: &CodeFile, path: &Path, place: &str, ret: bool) -> Result<Vec<Explained>, String> {
+    let site = static_site(file, path, offset_of(file, place)?).map_err(|refusal| refusal.message)?;
     if ret {
         site.check_return().map_err(|refusal| refusal.message)?;
         if site.never_returns() {
@@ -58,7 +62,7 @@ pub fn explain(path: &Path, place: &str, ret: bool) -> Result<Vec<Explained>, St
     }
     let at_returns = if ret { site.returns().count() } else { 0 };
     let rets: Vec<Option<usize>> = if at_returns == 0 { vec![None] } else { (0..at_returns).map(Some).collect() };
-    rets.into_iter().map(|ret| explain_one(&file, &site, ret)).collect()
+    rets.into_iter().map(|ret| explain_one(file, &site, ret)).collect()
 }
 
 /// How many instructions of a file's functions have which tactic: all of them, function entries, and `ret`s.
