@@ -3,7 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, is_root, ready};
+use ring3_tests::{Bench, Process, is_root, lacks, ready};
 
 /// Runs `ring3`; it must fail with this code and say all of this. Lines that begin with `ring3: ` are ours, others are clap's.
 fn says(bench: &Bench, arguments: &[&str], code: i32, words: &[&str]) {
@@ -179,6 +179,34 @@ fn which_tracepoint_of_the_kernels_a_tool_wants_is_said_on_its_terminal() {
         let said: Vec<&String> = errors.iter().filter(|line| line.starts_with("ring3: ")).collect();
         assert!(said.iter().any(|line| line.contains(told)), "{errors:?}");
     }
+}
+
+#[test]
+fn of_a_tracepoint_that_a_tool_does_not_find_an_ordinary_user_is_told_whose_it_is() {
+    if lacks("bpftrace") || !is_root() {
+        println!("SKIPPED: needs bpftrace, and root to become another user");
+        return;
+    }
+    let bench = Bench::ring3_as(65534);
+    let program = "tracepoint:block:block_rq_issue { @ = count(); }";
+    let (code, _, errors) = Process::start(bench.load("bpftrace").args(["-e", program])).finish();
+    let said: Vec<&String> = errors.iter().filter(|line| line.starts_with("ring3: ")).collect();
+    let is_it = said.len() == 1 && said[0].starts_with("ring3: tracepoint block:block_rq_issue is the kernel's");
+    assert!(code != Some(0) && is_it && said[0].contains("root sees it without ring3"), "{errors:?}");
+}
+
+#[test]
+fn a_tool_that_asks_the_same_several_times_is_told_once() {
+    if lacks("bpftrace") {
+        return;
+    }
+    let bench = Bench::ring3();
+    let (code, _, errors) = Process::start(bench.load("bpftrace").arg("--info")).finish();
+    let mut said: Vec<&String> = errors.iter().filter(|line| line.starts_with("ring3: ")).collect();
+    let count = said.len();
+    said.sort();
+    said.dedup();
+    assert!(code == Some(0) && said.len() == count, "{errors:?}");
 }
 
 #[test]

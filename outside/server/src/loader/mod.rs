@@ -33,10 +33,10 @@ mod value_types;
 mod virtual_files;
 mod wait;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ring3_aot::Store;
@@ -126,6 +126,8 @@ pub struct Session {
     terminal: Option<Terminal>,
     /// It was said that the loader holds as much as it may.
     told: AtomicBool,
+    /// What was said to which process: tools try the same several times.
+    said: Mutex<BTreeSet<(u32, String)>>,
     options: LoadOptions,
     /// Programs that were compiled ahead of time.
     store: Option<Arc<Store>>,
@@ -157,8 +159,9 @@ impl Session {
         let (listener, ledger, told) = (kept.listener.clone(), kept.ledger.clone(), AtomicBool::new(false));
         raw_seccomp::wake_synchronously(listener.as_fd());
         let listening = Some(listener.clone());
+        let said = Mutex::default();
         let session =
-            Session { listener: listening, ledger, subsystem, pid, terminal, told, options, store, extensions };
+            Session { listener: listening, ledger, subsystem, pid, terminal, told, said, options, store, extensions };
         let mut result = Ok(());
         while result.is_ok() && wait(&listener) {
             result = session.ledger.receive(listener.as_fd()).map(|call| {
@@ -229,6 +232,7 @@ pub fn own_call(subsystem: &Arc<Subsystem>, number: i64, args: [u64; 6]) -> Resu
         pid,
         terminal: None,
         told: AtomicBool::new(true),
+        said: Mutex::default(),
         options: LoadOptions::default(),
         store: None,
         extensions: vec![],
@@ -303,6 +307,25 @@ impl Caller<'_> {
             }
             refuse(Errno::EDQUOT, why)
         })
+    }
+
+    /// Says a line on the caller's terminal, unless that process has been told already. (Of very many lines the later ones are
+    /// said each time.)
+    fn say_once(&self, line: &str) {
+        const LINES_MAX: usize = 256;
+        let pid = raw_seccomp::leader(self.call.tid);
+        let mut said = self.session.said.lock().expect("no panic under this lock");
+        let key = (pid, line.to_owned());
+        if said.contains(&key) {
+            return;
+        }
+        if said.len() < LINES_MAX {
+            said.insert(key);
+        }
+        drop(said);
+        if let Some(terminal) = Terminal::of_loader(pid, self.session.terminal) {
+            terminal.say(line);
+        }
     }
 
     fn arg(&self, index: usize) -> u64 {
@@ -392,8 +415,6 @@ fn refuse(errno: Errno, what: impl std::fmt::Display) -> Errno {
 
 /// As [`refuse`], and says it on the caller's terminal.
 fn refuse_aloud(caller: &Caller<'_>, errno: Errno, what: &str) -> Errno {
-    if let Some(terminal) = Terminal::of_loader(raw_seccomp::leader(caller.call.tid), caller.session.terminal) {
-        terminal.say(what);
-    }
+    caller.say_once(what);
     refuse(errno, what)
 }

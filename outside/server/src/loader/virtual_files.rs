@@ -174,7 +174,12 @@ pub(super) fn open(caller: &Caller<'_>, directory: i32, address: u64, flags: u64
     {
         return Ok(Outcome::Fd { fd: memory_file(&info)?, close_on_exec });
     }
-    let Some(entry) = Entry::of_path(caller, &path) else { return Ok(Outcome::Continue) };
+    let Some(entry) = Entry::of_path(caller, &path) else {
+        if let Some(name) = only_of_kernel(&path) {
+            caller.say_once(&no_such_tracepoint(&name));
+        }
+        return Ok(Outcome::Continue);
+    };
     if entry == Entry::Directory || flags.contains(OFlags::PATH) {
         return Ok(Outcome::Continue);
     }
@@ -189,6 +194,26 @@ pub(super) fn open(caller: &Caller<'_>, directory: i32, address: u64, flags: u64
         return Err(Errno::ENOTDIR);
     }
     Ok(Outcome::Fd { fd: memory_file(&entry.text())?, close_on_exec })
+}
+
+/// The name of a tracepoint that is not ours, if a path is that of its `id` or `format`, which nobody here can read. Tools say of it only
+/// that they do not find it.
+fn only_of_kernel(path: &Path) -> Option<String> {
+    let rest = ROOTS.iter().find_map(|root| path.strip_prefix(root).ok()?.to_str())?;
+    let ["events", category, name, "id" | "format"] = rest.split('/').collect::<Vec<_>>()[..] else { return None };
+    let is_of_calls = matches!(category, "syscalls" | "raw_syscalls");
+    let is_missing = Tracepoint::named(category, name).is_none() && std::fs::File::open(path).is_err();
+    (is_missing && !is_of_calls).then(|| format!("{category}:{name}"))
+}
+
+fn no_such_tracepoint(name: &str) -> String {
+    let tasks = Tracepoint::all().filter(|tracepoint| matches!(tracepoint, Tracepoint::Task(_)));
+    let tasks: Vec<String> = tasks.map(|tracepoint| tracepoint.to_string()).collect();
+    format!(
+        "tracepoint {name} is the kernel's, if there is one: root sees it without ring3; in user space there are syscalls:*, \
+         raw_syscalls:sys_enter, raw_syscalls:sys_exit, {}",
+        tasks.join(", ")
+    )
 }
 
 /// openat2(2): the flags are in a `struct open_how`.
@@ -277,5 +302,25 @@ mod tests {
         assert_eq!(at("/sys/bus/event_source/devices/uprobe/type"), None);
         assert_eq!((at(ROOTS[0]), at(ROOTS[1]), at("/sys/kernel")), (Some(Entry::Directory), None, None));
         assert_eq!(at("/sys/kernel/tracing2/available_events"), None);
+    }
+
+    #[test]
+    fn of_a_tracepoint_that_only_the_kernel_has_its_name_is_said() {
+        let name = |path: &str| only_of_kernel(Path::new(path));
+        for root in ROOTS {
+            let none = format!("{root}/events/ring3_none/nothing");
+            assert_eq!(name(&format!("{none}/format")), Some("ring3_none:nothing".to_owned()));
+            assert_eq!(name(&format!("{none}/id")), Some("ring3_none:nothing".to_owned()));
+            assert_eq!((name(&none), name(&format!("{none}/filter"))), (None, None));
+            assert_eq!(name(&format!("{root}/events/syscalls/sys_enter_openat/format")), None);
+            assert_eq!(name(&format!("{root}/events/syscalls/sys_enter_opne/format")), None);
+        }
+        assert_eq!(name("/tmp/events/block/block_rq_issue/format"), None);
+        let line = no_such_tracepoint("block:block_rq_issue");
+        assert!(
+            line.starts_with("tracepoint block:block_rq_issue is the kernel's")
+                && line.contains("sched:sched_process_exit"),
+            "{line}"
+        );
     }
 }
