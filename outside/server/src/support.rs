@@ -210,6 +210,28 @@ const HELPER_NOTES: &[(u32, &str)] = &[
     (helper::GET_SMP_PROCESSOR_ID, "the CPU whose part of per-CPU maps the run uses"),
 ];
 
+/// Helpers that the programs here may call in the kernel, and that are not here: the verifier refuses those programs.
+const REFUSED_HELPERS: &[(u32, &str)] = &[
+    (helper::PERF_EVENT_READ, COUNTERS),
+    (helper::PERF_EVENT_READ_VALUE, COUNTERS),
+    (helper::PERF_PROG_READ_VALUE, COUNTERS),
+    (helper::SNPRINTF_BTF, "shows the kernel's objects by its types: neither is in a process"),
+    (helper::PER_CPU_PTR, PER_CPU_VARIABLES),
+    (helper::THIS_CPU_PTR, PER_CPU_VARIABLES),
+    (helper::TIMER_INIT, TIMERS),
+    (helper::TIMER_SET_CALLBACK, TIMERS),
+    (helper::TIMER_START, TIMERS),
+    (helper::TIMER_CANCEL, TIMERS),
+    (
+        helper::FIND_VMA,
+        "its callback loads from a vm_area_struct (vm_flags, vm_file), an object of the kernel's; a process is told a part of it only",
+    ),
+    (helper::KPTR_XCHG, "keeps references to the kernel's objects in maps; no function here gives one"),
+];
+const COUNTERS: &str = "no perf event counts here";
+const PER_CPU_VARIABLES: &str = "for variables of the kernel's, which no process can read";
+const TIMERS: &str = "a callback would run on no thread of a target; maps with timers are refused, too";
+
 fn refused(table: &[Row], number: u32, otherwise: Errno) -> Option<(Errno, &'static str)> {
     match table.iter().find(|(row, _)| *row == number) {
         Some((_, Refused(errno, why))) => Some((*errno, why)),
@@ -262,14 +284,19 @@ fn sections() -> Vec<(&'static str, Vec<Line>)> {
         .map(|row| row.id)
         .collect();
     helpers.dedup();
+    let name = |id: u32| format!("bpf_{}", helper::name(id).unwrap_or("?"));
+    let refused = |(id, why): &(u32, &'static str)| {
+        let (level, why) = words(Refused(Errno::EINVAL, why));
+        (name(*id), level, why)
+    };
     let helpers = helpers
         .into_iter()
         .map(|id| {
             let note = HELPER_NOTES.iter().find(|(of, _)| *of == id).map(|(_, note)| *note);
             let note = note.or((helper::STRCMP..=helper::STRNSTR).contains(&id).then_some(STRINGS));
-            let name = format!("bpf_{}", helper::name(id).unwrap_or("?"));
-            (name, if note.is_some() { "partial" } else { "full" }, note.unwrap_or_default().to_owned())
+            (name(id), if note.is_some() { "partial" } else { "full" }, note.unwrap_or_default().to_owned())
         })
+        .chain(REFUSED_HELPERS.iter().map(refused))
         .collect();
     vec![
         ("Commands", rows(COMMANDS, cmd::name)),
@@ -308,10 +335,38 @@ pub fn render_text() -> String {
 
 #[cfg(test)]
 mod tests {
+    use ring3_isa::{Insn, code};
+    use ring3_uapi::bpf::prog_type;
+    use ring3_uapi::helper;
+    use ring3_verifier::{Input, Policy, verify};
+
     #[test]
     fn every_helper_that_programs_may_call_is_in_the_agent() {
         for prototype in ring3_verifier::prototypes().iter().filter(|prototype| prototype.runs) {
             assert!(ring3_image::helper(prototype.id).is_some(), "{:?}", ring3_uapi::helper::name(prototype.id));
+        }
+    }
+
+    #[test]
+    fn programs_that_call_a_refused_helper_hear_its_name() {
+        for (id, _) in super::REFUSED_HELPERS {
+            let name = helper::name(*id).expect("a known helper");
+            let call = Insn::new(code::BPF_CALL, 0, 0, 0, *id as i32);
+            let report = verify(&Input {
+                insns: &[call, Insn::new(0x95, 0, 0, 0, 0)],
+                prog_type: prog_type::PERF_EVENT,
+                gpl_compatible: true,
+                sleepable: false,
+                cpus: 1,
+                policy: Policy::targets(prog_type::PERF_EVENT),
+                log_level: 0,
+                lines: vec![],
+                map_by_fd: &|_| None,
+                map_by_index: &|_| None,
+                constant_value: &|_| None,
+            });
+            let message = report.expect_err("it is refused").message;
+            assert_eq!(message, format!("unknown func bpf_{name}#{id}: the agent does not have it"));
         }
     }
 }
