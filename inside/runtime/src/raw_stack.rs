@@ -37,6 +37,9 @@ fn is_at_entry(tb: &ThreadBlock, regs: &PtRegs) -> bool {
     regs.rip == hook.site && hook.flags & HOOK_AT_ENTRY != 0
 }
 
+/// Addresses of a stack.
+type Addresses = [u64; STACK_FRAMES_MAX];
+
 /// Where the addresses of a stack are.
 enum Origin<'t> {
     /// In the process, from these registers on.
@@ -64,8 +67,14 @@ impl Origin<'_> {
         !matches!(self, Origin::Sampled(sampled) if sampled.user_count == 0)
     }
 
-    /// Gives the addresses of a stack, at most `limit`, with their numbers to `put`; how many there are.
-    fn frames(&self, tb: &ThreadBlock, user: bool, limit: usize, mut put: impl FnMut(usize, u64)) -> usize {
+    /// Reads the addresses of a stack, at most `room` behind those that `skip` leaves out; how many there are, with these.
+    fn frames(&self, tb: &ThreadBlock, user: bool, (skip, room): (usize, usize), addresses: &mut Addresses) -> usize {
+        let limit = (room + skip).min(STACK_FRAMES_MAX);
+        let mut put = |number: usize, address| {
+            if let Some(place) = number.checked_sub(skip).and_then(|place| addresses.get_mut(place)) {
+                *place = address;
+            }
+        };
         let sampled = match self {
             Origin::Registers(regs) if user => return walk(tb, regs, is_at_entry(tb, regs), limit, put),
             Origin::Registers(_) => return 0,
@@ -95,13 +104,8 @@ fn stack_id(tb: &ThreadBlock, origin: &Origin<'_>, map: &Map, flags: u64) -> Res
         return Err(Errno::EFAULT);
     }
     let skip = (flags & BPF_F_SKIP_FIELD_MASK) as usize;
-    let mut addresses = [0u64; STACK_FRAMES_MAX];
-    let limit = (map.stack_depth() + skip).min(STACK_FRAMES_MAX);
-    let count = origin.frames(tb, user, limit, |number, address| {
-        if let Some(place) = number.checked_sub(skip).and_then(|place| addresses.get_mut(place)) {
-            *place = address;
-        }
-    });
+    let mut addresses = [0; STACK_FRAMES_MAX];
+    let count = origin.frames(tb, user, (skip, map.stack_depth()), &mut addresses);
     let addresses = addresses.get(..count.saturating_sub(skip)).unwrap_or_default();
     map.stack_id(&context(tb), addresses, flags).map(u64::from)
 }
@@ -126,17 +130,16 @@ unsafe fn stack(tb: &ThreadBlock, origin: &Origin<'_>, to: u64, bytes: u64, flag
     let entry_bytes = entry_bytes(bytes, flags)?;
     let skip = (flags & BPF_F_SKIP_FIELD_MASK) as usize;
     let room = (bytes / entry_bytes) as usize;
-    let limit = (room + skip).min(STACK_FRAMES_MAX);
-    let count = origin.frames(tb, user, limit, |number, address| {
-        let Some(entry) = number.checked_sub(skip).filter(|entry| *entry < room) else { return };
+    let mut addresses = [0; STACK_FRAMES_MAX];
+    let count = origin.frames(tb, user, (skip, room), &mut addresses).checked_sub(skip).ok_or(Errno::EFAULT)?;
+    let (status, address_at) = if builds { (STACK_BUILD_ID_IP, STACK_BUILD_ID_IP_AT) } else { (0, 0) };
+    for (entry, address) in addresses.iter().take(count.min(room)).enumerate() {
         let at = to + entry as u64 * entry_bytes;
-        let (status, address_at) = if builds { (STACK_BUILD_ID_IP, STACK_BUILD_ID_IP_AT) } else { (0, 0) };
         // SAFETY: the entry lies in the room, which the caller vouches for.
         unsafe { (at as *mut u32).write_unaligned(status) };
         // SAFETY: as above; an entry has room for its address.
-        unsafe { ((at + address_at as u64) as *mut u64).write_unaligned(address) };
-    });
-    let count = count.checked_sub(skip).ok_or(Errno::EFAULT)?;
+        unsafe { ((at + address_at as u64) as *mut u64).write_unaligned(*address) };
+    }
     Ok(count as u64 * entry_bytes)
 }
 
