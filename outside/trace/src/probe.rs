@@ -31,7 +31,7 @@ pub struct Probe {
 pub const KINDS: [&str; 3] = ["uprobe", "uretprobe", "usdt"];
 
 /// The probes that a name means: `uprobe:FILE:FUNCTION`, `uretprobe:FILE:FUNCTION`, `usdt:FILE:PROVIDER:NAME` or `usdt:FILE:NAME`.
-/// A file may be a program in `PATH` or a library by its name, too ([`libraries::find`]).
+/// A file may be a program in `PATH` or a library by its name, too.
 /// Names of functions and tracepoints may have `*` in them. Types are numbered from `first_id` on.
 ///
 /// # Errors

@@ -422,13 +422,15 @@ fn a_walk_that_is_led_into_another_bucket_notices() {
     let buckets = 0..=geometry.hash.bucket_mask;
     let used: Vec<u32> = buckets.filter(|bucket| keys_of(*bucket).is_some_and(|keys| !keys.is_empty())).collect();
     assert!(used.len() > 1, "{used:?}");
-    // SAFETY: the link of a bucket, behind header and words.
+    // The link of a bucket, behind header and words.
     let link_of = |bucket: u32| memory.base.wrapping_add(BUCKETS + BUCKET_BYTES * bucket as usize).cast::<u32>();
     let (left, entered) = (used[0], used[1]);
     let lost = keys_of(left).expect("whole").len();
     // (As if the first element had been used again there, while somebody goes through this bucket.)
+    // SAFETY: a bucket's link in the map's memory.
+    let link = unsafe { link_of(entered).read() };
     // SAFETY: as above.
-    unsafe { link_of(left).write(link_of(entered).read()) };
+    unsafe { link_of(left).write(link) };
     assert_eq!(keys_of(left), None);
     let mut shown = BTreeSet::new();
     let seen = map.for_each(0, |key, _| {

@@ -30,7 +30,7 @@ impl Target {
             let (pid, subject) = &whose;
             is_for(spec, *pid)
                 && is_of_family(spec, &family)
-                && !(before_program && !spec.point.sees_executions())
+                && (!before_program || spec.point.sees_executions())
                 && !kept_out.contains(id)
                 && reaches(&spec.rights, subject)
         })
