@@ -100,10 +100,11 @@ impl KernelTypes {
 
     /// What lies at a place of an object.
     pub(crate) fn member(&self, id: u32, at: u32, bytes: u32) -> Result<Member, String> {
-        self.walk(id, at, bytes, DEPTH_MAX)
+        self.walk(id, at, bytes, false, DEPTH_MAX)
     }
 
-    fn walk(&self, id: u32, at: u32, bytes: u32, depth: u32) -> Result<Member, String> {
+    /// Mirrors kernel/bpf/btf.c:btf_struct_walk. `in_union`: of which member the bytes are is not known.
+    fn walk(&self, id: u32, at: u32, bytes: u32, in_union: bool, depth: u32) -> Result<Member, String> {
         let name = || self.name(id);
         let depth = depth.checked_sub(1).ok_or_else(|| format!("{} is nested too deeply", name()))?;
         if !self.is_structure(id) {
@@ -111,6 +112,7 @@ impl KernelTypes {
         }
         let end = at.checked_add(bytes).ok_or("an offset that overflows")?;
         let size = self.btf.size_or_type(id);
+        let in_union = in_union || self.btf.kind(id) == Some(kind::UNION) && self.btf.members(id).nth(1).is_some();
         for member in self.btf.members(id) {
             let (first, last) = (member.at_bits / 8, (member.at_bits + u32::from(member.bits as u8)).div_ceil(8));
             if member.bits != 0 {
@@ -131,12 +133,13 @@ impl KernelTypes {
             let plain = self.btf.plain(inner);
             let within = (at - first) % element;
             if self.is_structure(plain) {
-                return self.walk(plain, within, bytes, depth);
+                return self.walk(plain, within, bytes, in_union, depth);
             }
-            if end > stretch.end {
+            let is_pointer = self.btf.kind(plain) == Some(kind::PTR);
+            if end > stretch.end && (is_pointer || !in_union || end > size) {
                 return Err(format!("access beyond the end of a member of {} at off {at} size {bytes}", name()));
             }
-            if self.btf.kind(plain) != Some(kind::PTR) {
+            if !is_pointer {
                 return Ok(Member::Number);
             }
             if within != 0 || bytes != 8 {

@@ -59,11 +59,16 @@ fn with(content: Content, objects: Option<Rc<KernelTypes>>) -> Policy {
     Policy { context: Context::new(vec![field]), objects, ..policy() }
 }
 
-/// `struct s { int x; struct s *next; }` as type 2, of 16 bytes.
+/// `struct s { int x; struct s *next; union { int x; long next; }; }` as type 2, of 24 bytes.
 fn types() -> Rc<KernelTypes> {
-    let types =
-        [[1, 0x0100_0000, 4, 0x0100_0020].as_slice(), &[5, 0x0400_0002, 16, 7, 1, 0, 9, 3, 64], &[0, 0x0200_0000, 2]]
-            .concat();
+    let types = [
+        [1, 0x0100_0000, 4, 0x0100_0020].as_slice(),
+        &[5, 0x0400_0003, 24, 7, 1, 0, 9, 3, 64, 0, 5, 128],
+        &[0, 0x0200_0000, 2],
+        &[1, 0x0100_0000, 8, 0x0100_0040],
+        &[0, 0x0500_0002, 8, 7, 1, 0, 9, 4, 0],
+    ]
+    .concat();
     let strings = b"\0int\0s\0x\0next\0";
     let bytes = types.len() as u32 * 4;
     let header = [0x0001_eb9f, 24, 0, bytes, bytes, strings.len() as u32];
@@ -132,9 +137,12 @@ fn kernel_objects_are_read_by_their_types_only() {
     let first = "r1 = *(u64 *)(r1 +0)\n";
     assert_eq!(said(object(false), &format!("{first}r0 = *(u32 *)(r1 +0)\nexit")), "");
     assert_eq!(said(object(false), &format!("{first}r1 = *(u64 *)(r1 +8)\nr0 = *(u32 *)(r1 +0)\nexit")), "");
+    // (The bytes may be of any of a union's members.)
+    assert_eq!(said(object(false), &format!("{first}r0 = *(u64 *)(r1 +16)\nexit")), "");
     let refused = [
         "r0 = *(u64 *)(r1 +0)\nexit",
-        "r0 = *(u32 *)(r1 +16)\nexit",
+        "r0 = *(u64 *)(r1 +20)\nexit",
+        "r0 = *(u32 *)(r1 +24)\nexit",
         "r0 = *(u32 *)(r1 +8)\nexit",
         "r0 = *(u32 *)(r1 -4)\nexit",
         "*(u32 *)(r1 +0) = 0\nr0 = 0\nexit",
