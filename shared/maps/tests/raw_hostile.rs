@@ -358,8 +358,8 @@ fn records_that_no_producer_writes_are_passed_all_at_once() {
     }
 }
 
-#[test]
-fn a_link_that_names_no_element_ends_its_chain_and_no_other() {
+/// A hash map with room for 8 elements, with keys of 4 bytes.
+fn hash_of_eight() -> Geometry {
     let attributes = Attributes {
         map_type: map_type::HASH,
         key_size: 4,
@@ -368,7 +368,12 @@ fn a_link_that_names_no_element_ends_its_chain_and_no_other() {
         cpus: 1,
         ..Attributes::default()
     };
-    let geometry = Geometry::new(&attributes).expect("valid");
+    Geometry::new(&attributes).expect("valid")
+}
+
+#[test]
+fn a_link_that_names_no_element_ends_its_chain_and_no_other() {
+    let geometry = hash_of_eight();
     for link in [9, 1 << 20, (1 << 31) - 2] {
         let memory = Fenced::new(geometry.file_bytes() as usize);
         // SAFETY: fresh zeroed memory of the right size.
@@ -399,15 +404,7 @@ fn a_link_that_names_no_element_ends_its_chain_and_no_other() {
 fn a_walk_that_is_led_into_another_bucket_notices() {
     const BUCKETS: usize = 896;
     const BUCKET_BYTES: usize = ring3_layout::map::BUCKET_BYTES as usize;
-    let attributes = Attributes {
-        map_type: map_type::HASH,
-        key_size: 4,
-        value_size: 8,
-        max_entries: 8,
-        cpus: 1,
-        ..Attributes::default()
-    };
-    let geometry = Geometry::new(&attributes).expect("valid");
+    let geometry = hash_of_eight();
     let memory = Fenced::new(geometry.file_bytes() as usize);
     // SAFETY: fresh zeroed memory of the right size.
     let map = unsafe { Map::trusted(memory.base, &geometry) };
