@@ -40,7 +40,6 @@ impl RunSums {
 pub(in crate::realm) struct Runs {
     /// How many want it.
     holders: AtomicU32,
-    counted: AtomicBool,
     /// They were once. Until then nobody reads the tables: reading allocates their memory.
     ever: AtomicBool,
     /// Counts of domains that have ended, by [`runs_index`].
@@ -49,7 +48,7 @@ pub(in crate::realm) struct Runs {
 
 impl Runs {
     pub(in crate::realm) fn are_counted(&self) -> bool {
-        self.counted.load(Ordering::Acquire)
+        self.holders.load(Ordering::SeqCst) > 0
     }
 
     /// Keeps the counts of a domain that has ended.
@@ -120,7 +119,9 @@ impl CountedRuns {
     /// # Errors
     /// `ETIMEDOUT`
     pub fn new(realm: &Arc<Realm>) -> Result<CountedRuns, Refusal> {
-        realm.shared.domains.runs.holders.fetch_add(1, Ordering::SeqCst);
+        let runs = &realm.shared.domains.runs;
+        runs.ever.store(true, Ordering::Release);
+        runs.holders.fetch_add(1, Ordering::SeqCst);
         let counted = CountedRuns(realm.clone());
         realm.tracer.ask(|reply| Command::CountRuns(Some(reply)))?;
         Ok(counted)
@@ -145,9 +146,7 @@ impl Actor {
     /// Has runs counted if somebody wants that.
     pub(in crate::realm) fn count_runs(&mut self) {
         let domains = &self.shared.domains;
-        let counted = domains.runs.holders.load(Ordering::SeqCst) > 0;
-        domains.runs.ever.fetch_or(counted, Ordering::AcqRel);
-        domains.runs.counted.store(counted, Ordering::Release);
+        let counted = domains.runs.are_counted();
         domains.own().block().file.realm().counts_runs.store(counted.into(), Ordering::Release);
         for target in self.targets.values_mut().chain(&mut self.forks_only) {
             target.count_runs(counted);
