@@ -3,7 +3,6 @@
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use std::time::{Duration, Instant};
 use clap::CommandFactory;
 use ring3_server::control::{Connection, Request, runtime_dir};
 use ring3_server::loader::LoadOptions;
+use ring3_trace::libraries;
 use rustix::fs::FlockOperation;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -27,8 +27,6 @@ const READY: &str = "ready";
 
 /// Where a command is, as `execvp` would find it.
 pub(crate) fn find_program(name: &str) -> Result<PathBuf, Failure> {
-    let runnable =
-        |path: &Path| path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
     if name.is_empty() {
         return Err(Failure {
             why: "the program's name is empty; name a program in PATH, or the path to its file".into(),
@@ -39,7 +37,7 @@ pub(crate) fn find_program(name: &str) -> Result<PathBuf, Failure> {
         let path = PathBuf::from(name);
         return match path.metadata() {
             Err(error) => Err(cannot_run(name, &error)),
-            Ok(_) if runnable(&path) => Ok(path),
+            Ok(_) if libraries::is_executable(&path) => Ok(path),
             Ok(meta) if meta.is_dir() => Err(not_executable(name, "it is a directory, not an executable file")),
             Ok(_) => Err(not_executable(name, "not an executable file; `chmod +x` makes a program one")),
         };
@@ -47,8 +45,7 @@ pub(crate) fn find_program(name: &str) -> Result<PathBuf, Failure> {
     if name.starts_with('-') {
         return Err(no_such_option(name));
     }
-    let search = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
-    std::env::split_paths(&search).map(|dir| dir.join(name)).find(|path| runnable(path)).ok_or_else(|| Failure {
+    libraries::program(name).ok_or_else(|| Failure {
         why: format!("cannot run {name}: no such program in PATH; install it, or give the path to its file"),
         code: 127,
     })

@@ -8,7 +8,7 @@
 
 mod calls;
 pub mod ends;
-mod libraries;
+pub mod libraries;
 pub mod probe;
 mod session;
 mod stops;

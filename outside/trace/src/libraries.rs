@@ -18,15 +18,19 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
     if name.is_empty() || name.contains('/') {
         return None;
     }
-    let cache = std::fs::read(CACHE).unwrap_or_default();
-    let path = program(name).or_else(|| library(name, &cache))?;
+    let path = program(name).or_else(|| library(name, &std::fs::read(CACHE).ok()?))?;
     std::fs::canonicalize(path).ok()
 }
 
-fn program(name: &str) -> Option<PathBuf> {
-    let runs =
-        |path: &PathBuf| path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
-    std::env::split_paths(&std::env::var_os("PATH")?).map(|directory| directory.join(name)).find(runs)
+/// A program in `PATH`, as `execvp` would find it.
+pub fn program(name: &str) -> Option<PathBuf> {
+    let search = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+    std::env::split_paths(&search).map(|directory| directory.join(name)).find(|path| is_executable(path))
+}
+
+/// Whether a file can be executed, by its kind and its permissions.
+pub fn is_executable(path: &Path) -> bool {
+    path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
 /// The first library that the linker would take.
