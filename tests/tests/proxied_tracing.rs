@@ -42,9 +42,10 @@ fn the_tracer_of_the_other_tests() {
             | libc::PTRACE_O_TRACEEXIT;
         tracer.request(libc::PTRACE_SEIZE, tid, 0, options as usize).expect("seized");
     }
-    std::thread::spawn(|| obey(servers));
     // (The test harness writes the begin of a line at the same time.)
     println!("\ntraces {pid}");
+    // (Behind this line: `obey` prints one at once.)
+    std::thread::spawn(|| obey(servers));
     while tracer.has_tracees() {
         match tracer.try_event() {
             Some(event) => pass_on(&tracer, event),
