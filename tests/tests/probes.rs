@@ -52,6 +52,16 @@ fn fibers_return_on_other_threads_than_they_were_called_on() {
 }
 
 #[test]
+fn thousands_of_returns_that_coroutines_await_are_counted_in_any_order() {
+    const COROUTINES: u64 = 500;
+    let depth = COROUTINES * 11;
+    // (Of the recursion that is left by a jump none returns. The kernel awaits 64 returns of a thread.)
+    let (result, counts) = counted(&Bench::ring3(), "coroutines", COROUTINES as u32, &["awaited", "awaited:ret"]);
+    assert_eq!(result, (3 * COROUTINES + 1).to_string());
+    assert_eq!(counts, [3 * depth + 3 * depth, 3 * depth + depth]);
+}
+
+#[test]
 fn exceptions_of_handlers_on_a_stack_above_leave_what_they_interrupt_awaited() {
     // (As of all exceptions, the kernel's uretprobes would end the process.)
     let probes = ["interrupted", "interrupted:ret", "through", "through:ret"];

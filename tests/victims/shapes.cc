@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
@@ -179,6 +180,51 @@ static int wander(int n) {
     int right = 0; for (Fiber &fiber : fibers) right += fiber.right;
     return right;
 }
+// Coroutines of one thread that are taken up in any order, each in the midst of a recursion of a probed function; and after that a
+// jump out of one that is as deep as all of theirs together.
+enum { COROUTINE_DEPTH = 11, COROUTINE_ROUNDS = 3, COROUTINE_STACK = 16 << 10 };
+struct Coroutine { ucontext_t context; int right; bool ended; };
+static std::vector<Coroutine> coroutines;
+static size_t running;
+static ucontext_t scheduler;
+static int jumps_at;
+extern "C" __attribute__((noinline, noclone)) int awaited(int x) {
+    if (x == jumps_at) longjmp(where, 1);
+    int y = x;
+    if (x > 1) y = awaited(x - 1) + 1;
+    else if (!jumps_at) swapcontext(&coroutines[running].context, &scheduler);
+    asm volatile("" : "+r"(y));
+    return y;
+}
+static void coroutine_body() {
+    for (int i = 0; i < COROUTINE_ROUNDS; i++) { int x = awaited(COROUTINE_DEPTH); coroutines[running].right += x == COROUTINE_DEPTH; }
+    coroutines[running].ended = true;
+    setcontext(&scheduler);
+}
+static int coroutines_of(int n) {
+    coroutines.resize(n);
+    auto *stacks = (char *)mmap(nullptr, (size_t)n * COROUTINE_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (int i = 0; i < n; i++) {
+        getcontext(&coroutines[i].context);
+        coroutines[i].context.uc_stack = {.ss_sp = stacks + (size_t)i * COROUTINE_STACK, .ss_flags = 0, .ss_size = COROUTINE_STACK};
+        makecontext(&coroutines[i].context, coroutine_body, 0);
+    }
+    unsigned random = 1;
+    for (int left = n; left > 0;) {
+        random = random * 1103515245 + 12345;
+        running = (random >> 8) % n;
+        while (coroutines[running].ended) running = (running + 1) % n;
+        swapcontext(&scheduler, &coroutines[running].context);
+        left -= coroutines[running].ended;
+    }
+    int right = 0;
+    for (auto &coroutine : coroutines) right += coroutine.right;
+    const int depth = n * COROUTINE_DEPTH;
+    jumps_at = 1;
+    for (volatile int i = 0; i < 2; i = i + 1) if (setjmp(where) == 0) awaited(depth);
+    jumps_at = -1;
+    return right + (awaited(depth) == depth);
+}
 // A handler on an alternate stack, which lies above the thread's own, throws and catches in the midst of a probed function.
 static void on_alternate(int) { try { through(3); } catch (const std::runtime_error &) { handled = handled + 1; } }
 static void *alternate_body(void *arg) {
@@ -252,6 +298,7 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "threads")) result = threads(n);
     if (!strcmp(what, "libraries")) result = libraries(n);
     if (!strcmp(what, "wander")) result = wander(n);
+    if (!strcmp(what, "coroutines")) result = coroutines_of(n);
     if (!strcmp(what, "alternate")) result = alternate(n);
     static char signal_stack[64 << 10];
     if (!strcmp(what, "nested")) result = nested(n, nullptr);

@@ -10,6 +10,10 @@
 //!
 //! A signal handler can interrupt every function here. It finds frames to which it can append, or it finds that frames are being
 //! moved, and then does not. A place that is free, or not filled yet, has slot 0.
+//!
+//! A frame that goes leaves its place free if others lie behind it: moving these would take longer than all else where coroutines
+//! await thousands of returns. Free places are taken away when dead frames are looked for. For the same reason a slot is searched by
+//! the tags of frames, a byte of each, eight at a time.
 
 use core::arch::asm;
 use core::hint::cold_path;
@@ -19,8 +23,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, compiler_fence};
 use ring3_layout::control::Hook;
 use ring3_layout::region::SHADOW_OFFSET;
 use ring3_layout::thread::{
-    CHANGE_MOVE, CHANGE_PUSH, SHADOW_CHUNK_BYTES, SHADOW_CHUNK_FRAMES, SHADOW_FRAMES, SHADOW_FRAMES_MAX,
-    SHADOW_POOL_CHUNKS, ShadowFrame, THREADS_MAX, ThreadBlock,
+    CHANGE_MOVE, CHANGE_PUSH, SHADOW_CHUNK_BYTES, SHADOW_CHUNK_FRAMES, SHADOW_CHUNK_TAGS_OFFSET, SHADOW_FRAMES,
+    SHADOW_FRAMES_MAX, SHADOW_POOL_CHUNKS, ShadowFrame, THREADS_MAX, ThreadBlock,
 };
 
 use crate::raw_dispatch::{TAKEN_BYTES, is_on_alternate_stack};
@@ -29,6 +33,10 @@ use crate::raw_thread::{block_address, state};
 
 /// After this many returns that could not be recorded, dead frames are looked for again: each look reads all slots.
 const FULL_LOOKS_EVERY: u64 = 4096;
+/// After so many searches among all frames dead ones are looked for, which takes about as long: a system call for each frame.
+const SEARCHES_PER_LOOK: u64 = 4096;
+/// Tags that are looked at together.
+const TAGS: u32 = 8;
 
 /// What a stack slot holds, if it can be read.
 fn slot_content(tb: &ThreadBlock, slot: u64) -> Option<u64> {
@@ -71,12 +79,124 @@ fn chunk_of(block: *mut ThreadBlock, behind: u32) -> Option<(&'static AtomicU32,
     Some((chunks.get((behind / SHADOW_CHUNK_FRAMES) as usize)?, unsafe { base.read() }))
 }
 
+/// The address of the chunk of a frame that does not lie in the block, if the block has it.
+#[cold]
+fn chunk_address(block: *mut ThreadBlock, behind: u32) -> Option<u64> {
+    let (chunk, base) = chunk_of(block, behind)?;
+    let number = chunk.load(Acquire).checked_sub(1)?;
+    Some(base + SHADOW_OFFSET + u64::from(number) * SHADOW_CHUNK_BYTES)
+}
+
 #[cold]
 fn place_in_chunk(block: *mut ThreadBlock, behind: u32) -> *mut ShadowFrame {
-    let Some((chunk, base)) = chunk_of(block, behind) else { return core::ptr::null_mut() };
-    let Some(number) = chunk.load(Acquire).checked_sub(1) else { return core::ptr::null_mut() };
-    let first = base + SHADOW_OFFSET + u64::from(number) * SHADOW_CHUNK_BYTES;
-    (first as *mut ShadowFrame).wrapping_add((behind % SHADOW_CHUNK_FRAMES) as usize)
+    let first = chunk_address(block, behind).unwrap_or(0) as *mut ShadowFrame;
+    if first.is_null() { first } else { first.wrapping_add((behind % SHADOW_CHUNK_FRAMES) as usize) }
+}
+
+/// The tag of a frame whose place there is.
+#[inline(always)]
+fn tag(block: *mut ThreadBlock, index: u32) -> *mut u8 {
+    if index >= SHADOW_FRAMES {
+        cold_path();
+        return tag_in_chunk(block, index - SHADOW_FRAMES);
+    }
+    // SAFETY: a block that was handed out.
+    let first = unsafe { &raw mut (*block).shadow_tags };
+    first.cast::<u8>().wrapping_add(index as usize)
+}
+
+#[cold]
+fn tag_in_chunk(block: *mut ThreadBlock, behind: u32) -> *mut u8 {
+    let first = chunk_address(block, behind).map_or(0, |chunk| chunk + SHADOW_CHUNK_TAGS_OFFSET) as *mut u8;
+    first.wrapping_add((behind % SHADOW_CHUNK_FRAMES) as usize)
+}
+
+/// The slots among which those of a chunk's frames are: the word of the lowest and that of the highest one.
+fn bounds(block: *mut ThreadBlock, behind: u32) -> [*mut u64; 2] {
+    // SAFETY: a block that was handed out.
+    let first = unsafe { &raw mut (*block).shadow_bounds }.cast::<u64>();
+    let lowest = first.wrapping_add(2 * (behind / SHADOW_CHUNK_FRAMES) as usize);
+    [lowest, lowest.wrapping_add(1)]
+}
+
+/// A frame with this slot is about to be there.
+#[cold]
+fn widen_bounds(block: *mut ThreadBlock, behind: u32, slot: u64) {
+    let [lowest, highest] = bounds(block, behind);
+    // SAFETY: words of the running thread's own block. (A signal handler's frames are gone when it returns.)
+    unsafe {
+        lowest.write_volatile(lowest.read_volatile().min(slot));
+        highest.write_volatile(highest.read_volatile().max(slot));
+    }
+}
+
+/// The first frame of a chunk, the only one that there is, is about to have this slot.
+#[cold]
+fn begin_bounds(block: *mut ThreadBlock, behind: u32, slot: u64) {
+    // SAFETY: as for `widen_bounds`.
+    bounds(block, behind).into_iter().for_each(|bound| unsafe { bound.write_volatile(slot) });
+}
+
+/// Whether a frame of the chunk may have this slot.
+fn may_have(block: *mut ThreadBlock, behind: u32, slot: u64) -> bool {
+    // SAFETY: words of a block that was handed out, whose owner may be changing them.
+    let [lowest, highest] = bounds(block, behind).map(|bound| unsafe { bound.read_volatile() });
+    (lowest..=highest).contains(&slot)
+}
+
+/// The tag of frames with this slot.
+#[inline(always)]
+fn tag_of(slot: u64) -> u8 {
+    /// 2^64 by the golden ratio: all bits of a slot decide about the highest ones of the product.
+    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+    (slot.wrapping_mul(SPREAD) >> 56) as u8
+}
+
+/// The latest frame with this slot among the first `used` ones. Adds to `searched` how many tags it has looked at.
+fn find_last(block: *mut ThreadBlock, slot: u64, used: u32, searched: &mut u64) -> Option<u32> {
+    let wanted = u64::from_ne_bytes([tag_of(slot); 8]);
+    let mut end = used.min(SHADOW_FRAMES_MAX);
+    while end != 0 {
+        let start = (end - 1) / TAGS * TAGS;
+        let first = match start {
+            // (One look for a chunk, which ends where the tags of the next one begin.)
+            SHADOW_FRAMES.. => start - (start - SHADOW_FRAMES) % SHADOW_CHUNK_FRAMES,
+            _ => 0,
+        };
+        // (Of a chunk that could not be had there are none.)
+        let may_be_there = first == 0 || may_have(block, first - SHADOW_FRAMES, slot);
+        if may_be_there && !any_place(block, first).is_null() {
+            *searched += u64::from(end - first);
+            let found = find_among(block, (slot, wanted), first, end);
+            if found.is_some() {
+                return found;
+            }
+        }
+        end = first;
+    }
+    None
+}
+
+/// As `find_last`, from the frame `first` on and before `end`, whose tags lie together.
+fn find_among(block: *mut ThreadBlock, (slot, wanted): (u64, u64), first: u32, end: u32) -> Option<u32> {
+    const LOWEST: u64 = u64::from_ne_bytes([1; 8]);
+    const HIGHEST: u64 = LOWEST << 7;
+    let tags = tag(block, first).cast::<u64>();
+    for group in (0..(end - first).div_ceil(TAGS)).rev() {
+        // SAFETY: tags of a block that was handed out, whose owner may be changing them.
+        let differ = unsafe { tags.wrapping_add(group as usize).read_volatile() } ^ wanted;
+        // (Bytes that are 0, and maybe some behind such a one.)
+        let mut hits = differ.wrapping_sub(LOWEST) & !differ & HIGHEST;
+        while hits != 0 {
+            let byte = hits.ilog2() / 8;
+            hits ^= 0x80 << (8 * byte);
+            let index = first + group * TAGS + byte;
+            if index < end && frame_at(any_place(block, index)).slot == slot {
+                return Some(index);
+            }
+        }
+    }
+    None
 }
 
 /// As `place`, but takes a chunk from the pool if the block does not have it yet; null if there is none.
@@ -125,6 +245,7 @@ pub(crate) fn forget_all(tb: &mut ThreadBlock) {
         unsafe { (*place).slot = 0 };
     }
     (tb.shadow_used, tb.shadow_change, tb.shadow_look) = (0, 0, SHADOW_FRAMES);
+    (tb.shadow_holes, tb.shadow_searched) = (0, 0);
     (tb.unwinders, tb.restored) = (0, 0);
 }
 
@@ -156,11 +277,18 @@ fn exchange(number: &mut u32, from: u32, to: u32) -> bool {
 }
 
 /// Fills a place. The slot is written last, so a place with a slot is complete.
-fn fill(place: *mut ShadowFrame, frame: ShadowFrame) {
+#[inline(always)]
+fn fill(tb: *mut ThreadBlock, (index, place): (u32, *mut ShadowFrame), frame: ShadowFrame) {
     // SAFETY: a place of the running thread's own block, which is free.
     let place = unsafe { &mut *place };
     place.slot = 0;
     compiler_fence(Release);
+    // SAFETY: the tag of that place.
+    unsafe { tag(tb, index).write(tag_of(frame.slot)) };
+    if index >= SHADOW_FRAMES {
+        cold_path();
+        widen_bounds(tb, index - SHADOW_FRAMES, frame.slot);
+    }
     *place = ShadowFrame { slot: 0, ..frame };
     compiler_fence(Release);
     place.slot = frame.slot;
@@ -180,6 +308,7 @@ fn retain(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
 }
 
 fn retain_now(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
+    tb.shadow_holes = 0;
     let (before, mut kept) = (tb.shadow_used, 0u32);
     let used = before.min(SHADOW_FRAMES_MAX);
     for index in 0..used {
@@ -191,7 +320,7 @@ fn retain_now(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
         if keep(&frame) {
             let to = any_place(tb, kept);
             if kept != index {
-                fill(to, frame);
+                fill(tb, (kept, to), frame);
                 if !claim(from, frame.slot) {
                     // Taken by a thread that a fiber went to.
                     // SAFETY: a place of the running thread's own block.
@@ -231,24 +360,33 @@ fn push_now(tb: &mut ThreadBlock, slot: u64, hook: &Hook, may_move: bool) -> Opt
     let return_address = unsafe { (slot as *const u64).read() };
     let low = low_of(tb);
     if return_address != trampoline && slot >= low {
-        drop_slot(tb, slot, may_move);
+        drop_slot(tb, slot);
+        if may_move {
+            drop_what_is_left(tb, trampoline);
+        }
     }
     if tb.shadow_used >= tb.shadow_look && may_move {
         drop_dead(tb, trampoline);
     }
-    let index = add(&mut tb.shadow_used, 1);
-    let place = new_place(tb, index);
+    let (mut index, mut place) = append(tb);
     if place.is_null() {
-        add(&mut tb.shadow_used, 1u32.wrapping_neg());
-        if may_move && tb.shadow_full.is_multiple_of(FULL_LOOKS_EVERY) {
-            drop_dead(tb, trampoline);
+        cold_path();
+        if may_move && make_room(tb, trampoline) {
+            (index, place) = append(tb);
         }
-        tb.shadow_full += 1;
-        return None;
+        if place.is_null() {
+            tb.shadow_full += 1;
+            return None;
+        }
     }
     // (What a frame that is being appended will have is not known.)
     let low = if may_move { low.min(slot) } else { 0 };
-    fill(place, ShadowFrame { slot, return_address, hook: &raw const *hook as u64, restored: 0, low });
+    let frame = ShadowFrame { slot, return_address, hook: &raw const *hook as u64, restored: 0, low };
+    if index >= SHADOW_FRAMES && (index - SHADOW_FRAMES).is_multiple_of(SHADOW_CHUNK_FRAMES) {
+        cold_path();
+        begin_bounds(tb, index - SHADOW_FRAMES, slot);
+    }
+    fill(tb, (index, place), frame);
     compiler_fence(Release);
     if index >= tb.shadow_used {
         // Somebody took us for left, and has made room.
@@ -259,6 +397,29 @@ fn push_now(tb: &mut ThreadBlock, slot: u64, hook: &Hook, may_move: bool) -> Opt
     // SAFETY: as above; the slot is this thread's.
     unsafe { (slot as *mut u64).write(trampoline) };
     Some(return_address != trampoline)
+}
+
+/// The next place is in use now; null if there is none.
+#[inline(always)]
+fn append(tb: &mut ThreadBlock) -> (u32, *mut ShadowFrame) {
+    let index = add(&mut tb.shadow_used, 1);
+    let place = new_place(tb, index);
+    if place.is_null() {
+        add(&mut tb.shadow_used, 1u32.wrapping_neg());
+    }
+    (index, place)
+}
+
+/// All places are in use. Whether there is one now.
+#[cold]
+fn make_room(tb: &mut ThreadBlock, trampoline: u64) -> bool {
+    let before = tb.shadow_used;
+    if tb.shadow_holes != 0 {
+        retain(tb, |frame| frame.slot != 0);
+    } else if tb.shadow_full.is_multiple_of(FULL_LOOKS_EVERY) {
+        drop_dead(tb, trampoline);
+    }
+    tb.shadow_used < before
 }
 
 /// An address below which no frame has its slot.
@@ -275,16 +436,34 @@ fn low_of(tb: &mut ThreadBlock) -> u64 {
 
 /// Drops the frames of a slot that holds a new return address: the function that they are for has ended without returning.
 #[cold]
-fn drop_slot(tb: &mut ThreadBlock, slot: u64, may_move: bool) {
-    if !places(tb).any(|place| frame_at(place).slot == slot) {
-        return;
-    }
-    if may_move {
-        return retain(tb, |frame| frame.slot != slot);
-    }
-    for place in places(tb).filter(|place| frame_at(*place).slot == slot) {
+fn drop_slot(tb: &mut ThreadBlock, slot: u64) {
+    let (mut end, mut searched) = (tb.shadow_used, 0);
+    while let Some(index) = find_last(tb, slot, end, &mut searched) {
         // SAFETY: a place of the running thread's own block.
-        unsafe { (*place).slot = 0 };
+        unsafe { (*any_place(tb, index)).slot = 0 };
+        add(&mut tb.shadow_holes, 1);
+        end = index;
+    }
+    tb.shadow_searched = tb.shadow_searched.saturating_add(searched);
+}
+
+/// Takes away free places behind the last frame, and dead frames if slots were searched among so many for long.
+#[cold]
+fn drop_what_is_left(tb: &mut ThreadBlock, trampoline: u64) {
+    drop_free_last(tb);
+    if tb.shadow_searched >= SEARCHES_PER_LOOK * u64::from(tb.shadow_used.max(SHADOW_FRAMES)) {
+        drop_dead(tb, trampoline);
+    }
+}
+
+/// Takes away the free places behind the last frame.
+fn drop_free_last(tb: &mut ThreadBlock) {
+    while let Some(last) = tb.shadow_used.checked_sub(1) {
+        let place = any_place(tb, last);
+        // (A signal handler may append a frame meanwhile, and takes it away again.)
+        if place.is_null() || frame_at(place).slot != 0 || !exchange(&mut tb.shadow_used, last + 1, last) {
+            break;
+        }
     }
 }
 
@@ -298,6 +477,7 @@ fn drop_dead(tb: &mut ThreadBlock, trampoline: u64) {
         content == Some(trampoline) || (frame.restored != 0 && content == Some(frame.return_address))
     });
     tb.shadow_look = (2 * tb.shadow_used).max(SHADOW_FRAMES);
+    tb.shadow_searched = 0;
 }
 
 /// The real return address for `content`, which was found in the slot at `slot`. Mirrors
@@ -308,23 +488,26 @@ pub(crate) fn original(tb: &ThreadBlock, slot: u64, content: u64) -> u64 {
     // Of several frames with one slot the first has the address, the others the trampoline's.
     let awaited =
         |frame: &ShadowFrame| frame.slot == slot && trampoline(frame) == content && frame.return_address != content;
-    let mut frames = places((&raw const *tb).cast_mut()).map(frame_at).rev();
-    frames.find(awaited).map_or(content, |frame| frame.return_address)
+    let (block, mut end) = ((&raw const *tb).cast_mut(), tb.shadow_used);
+    while let Some(index) = find_last(block, slot, end, &mut 0) {
+        let frame = frame_at(any_place(block, index));
+        if awaited(&frame) {
+            return frame.return_address;
+        }
+        end = index;
+    }
+    content
 }
 
 /// Removes the latest frame with this slot from a block, whose owner may be moving it. Returns it and the index of its place,
-/// which has no slot any more.
-fn take(block: *mut ThreadBlock, slot: u64) -> Option<(ShadowFrame, u32)> {
+/// which has no slot any more. Adds to `searched` as [`find_last`].
+fn take(block: *mut ThreadBlock, slot: u64, searched: &mut u64) -> Option<(ShadowFrame, u32)> {
     // SAFETY: a block that was handed out.
     let used = unsafe { &raw const (*block).shadow_used };
     // SAFETY: as above.
     let used = unsafe { used.read_volatile() };
-    let names = |index: &u32| {
-        let place = any_place(block, *index);
-        !place.is_null() && frame_at(place).slot == slot
-    };
     loop {
-        let index = (0..used.min(SHADOW_FRAMES_MAX)).rev().find(names)?;
+        let index = find_last(block, slot, used, searched)?;
         let frame = frame_at(any_place(block, index));
         if claim(any_place(block, index), slot) {
             return Some((frame, index));
@@ -332,13 +515,18 @@ fn take(block: *mut ThreadBlock, slot: u64) -> Option<(ShadowFrame, u32)> {
     }
 }
 
-/// As `take`, from the running thread's own block. The place is free again if no interrupted code is using it.
+/// As `take`, from the running thread's own block.
 fn take_own(tb: &mut ThreadBlock, slot: u64) -> Option<ShadowFrame> {
     let before = tb.shadow_change;
     changing(tb, before.max(CHANGE_PUSH), |tb| {
-        let (frame, index) = take(tb, slot)?;
-        if !exchange(&mut tb.shadow_used, index + 1, index) && before == 0 {
-            retain(tb, |frame| frame.slot != 0);
+        let mut searched = 0;
+        let (frame, index) = take(tb, slot, &mut searched)?;
+        tb.shadow_searched = tb.shadow_searched.saturating_add(searched);
+        if !exchange(&mut tb.shadow_used, index + 1, index) {
+            add(&mut tb.shadow_holes, 1);
+        }
+        if before == 0 {
+            drop_free_last(tb);
         }
         Some(frame)
     })
@@ -378,7 +566,7 @@ pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFr
     (0..used)
         .map(|index| block_address(base, index) as *mut ThreadBlock)
         .filter(|block| *block != tb)
-        .find_map(|block| take(block, slot).map(|(frame, _)| frame))
+        .find_map(|block| take(block, slot, &mut 0).map(|(frame, _)| frame))
 }
 
 /// An unwinder begins at the stack pointer `sp`: writes the real return addresses back into the slots.

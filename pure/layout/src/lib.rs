@@ -30,7 +30,7 @@ pub mod task_event;
 pub mod thread;
 
 /// Says that the bytes follow this version of this crate; both sides compare it before anything else.
-pub const LAYOUT_VERSION: u32 = 33;
+pub const LAYOUT_VERSION: u32 = 34;
 
 /// Size of a page, bytes. x86-64 only for now.
 pub const PAGE_BYTES: u64 = 4096;

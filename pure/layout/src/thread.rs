@@ -38,8 +38,10 @@ pub const SHADOW_CHUNKS_MAX: usize = 64;
 pub const SHADOW_FRAMES_MAX: u32 = SHADOW_FRAMES + SHADOW_CHUNK_FRAMES * SHADOW_CHUNKS_MAX as u32;
 /// Chunks in the pool of a process.
 pub const SHADOW_POOL_CHUNKS: u32 = 1024;
-/// Bytes of a chunk.
-pub const SHADOW_CHUNK_BYTES: u64 = SHADOW_CHUNK_FRAMES as u64 * size_of::<ShadowFrame>() as u64;
+/// Bytes of a chunk: its frames, and behind them a tag of each.
+pub const SHADOW_CHUNK_BYTES: u64 = SHADOW_CHUNK_TAGS_OFFSET + SHADOW_CHUNK_FRAMES as u64;
+/// Where the tags of a chunk's frames lie in it.
+pub const SHADOW_CHUNK_TAGS_OFFSET: u64 = SHADOW_CHUNK_FRAMES as u64 * size_of::<ShadowFrame>() as u64;
 /// Unwinders of one thread, each begun while the one before was interrupted, that are told apart.
 pub const UNWINDERS_MAX: usize = 8;
 /// In [`ThreadBlock::shadow_change`]: a frame is being appended, or all frames are being read. Frames that a signal handler
@@ -326,16 +328,24 @@ pub struct ThreadBlock {
     pub calls: [crate::syscall::Call; crate::syscall::CALLS_MAX],
     /// The number of shadow frames at which dead ones are looked for.
     pub shadow_look: u32,
+    /// How many places became free before others that are in use, since frames were moved.
+    pub shadow_holes: u32,
+    /// How many tags were searched since dead frames were looked for.
+    pub shadow_searched: u64,
     /// 1: real return addresses may be in place.
     pub restored: u32,
     /// The stack pointers at which unwinders began, the outermost first.
     pub unwinder_starts: [u64; UNWINDERS_MAX],
     /// The chunks with the shadow frames that follow those in `shadow`, in order: number plus 1; 0: none yet.
     pub shadow_chunks: [AtomicU32; SHADOW_CHUNKS_MAX],
+    /// The lowest and the highest slot that a frame of each chunk has, or had.
+    pub shadow_bounds: [[u64; 2]; SHADOW_CHUNKS_MAX],
     /// Runs that took longer than their budget.
     pub overruns: [Overruns; OVERRUN_LINKS_MAX],
     /// The first shadow frames.
     pub shadow: [ShadowFrame; SHADOW_FRAMES as usize],
+    /// A byte of each of them that its slot decides: a frame is searched by it. (Of a free one it may be any.)
+    pub shadow_tags: [u8; SHADOW_FRAMES as usize],
     /// Hits that ran programs, per hook.
     pub hits: [AtomicU64; COUNTED_HOOKS_MAX as usize],
     /// Hits that could not run programs, per hook.
@@ -370,6 +380,9 @@ const _: () = {
     assert!(size_of::<ProcessPage>() <= 4096);
     assert!(size_of::<StateHeader>() as u64 <= STATE_HEADER_BYTES);
     assert!(size_of::<ShadowFrame>() == 40);
+    // Tags are read eight at a time.
+    assert!(core::mem::offset_of!(ThreadBlock, shadow_tags).is_multiple_of(8) && SHADOW_FRAMES.is_multiple_of(8));
+    assert!(SHADOW_CHUNK_BYTES.is_multiple_of(8) && SHADOW_CHUNK_FRAMES.is_multiple_of(8));
     // Behind a block is what programs hold for a task_struct, of which sizes up to 16 KiB are known, and at its end stacks.
     assert!(size_of::<ThreadBlock>() as u64 + 0x4000 + AGENT_STACKS * AGENT_STACK_BYTES <= THREAD_BLOCK_BYTES);
 };
