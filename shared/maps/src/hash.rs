@@ -23,10 +23,10 @@
 //! taken over from dead owners since elements were collected; 11: lock of who collects; 12: doubts whether a full
 //! map is full; 13: updates by signal handlers under their own thread's lock; 16, 24 ...: free lists, tag and index + 1; 17, 25 ...: their parts of the number of elements in use.
 
+use core::ops::Range;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicU32, compiler_fence};
 
-use ring3_layout::PAGE_BYTES;
 use ring3_layout::map::{BUCKET_BYTES, ELEMENT_HASH_OFFSET, ELEMENT_KEY_OFFSET, TABLES_OFFSET};
 use ring3_uapi::Errno;
 use ring3_uapi::flags::{BPF_ANY, BPF_EXIST, BPF_F_LOCK, BPF_NOEXIST};
@@ -192,6 +192,7 @@ impl Hash<'_> {
         result
     }
 
+    #[inline]
     fn bucket_lock(&self, bucket: u32) -> &AtomicU32 {
         self.0.word32(self.bucket_at(bucket) + 4)
     }
@@ -343,28 +344,26 @@ impl Hash<'_> {
         owners.filter(|owner| *owner != 0).take(JUDGED_MAX).any(|owner| cx.is_dead(owner))
     }
 
-    /// Lets go of the buckets that are locked by dead owners, and collects what these had in hand. `next_data` says
-    /// from which offset of the file on there is memory at or behind an offset: what was never touched stays so.
+    /// Lets go of the buckets that are locked by dead owners, and collects what these had in hand. `touched` says what
+    /// part of the file at or behind an offset is the next one that has memory: what was never touched stays so.
     pub(crate) fn reclaim_dead_owner(
         &self,
         cx: &Context,
         is_dead: impl Fn(u32) -> bool,
-        next_data: impl Fn(u64) -> u64,
+        touched: impl Fn(u64) -> Range<u64>,
     ) {
-        let mut bucket = 0;
-        while bucket <= self.0.geometry.hash.bucket_mask {
-            let at = self.bucket_at(bucket);
-            let skipped = next_data(at).saturating_sub(at) / BUCKET_BYTES;
-            if skipped > 0 {
-                bucket = u32::try_from(skipped).map_or(u32::MAX, |skipped| bucket.saturating_add(skipped));
-                continue;
-            }
-            let page_end = (at / PAGE_BYTES + 1) * PAGE_BYTES;
-            for _ in 0..(page_end - at).div_ceil(BUCKET_BYTES) {
-                if bucket <= self.0.geometry.hash.bucket_mask && release_dead(self.bucket_lock(bucket), &is_dead) {
+        let buckets = u64::from(self.0.geometry.hash.bucket_mask) + 1;
+        let bucket_behind = |at: u64| at.saturating_sub(self.bucket_at(0)).div_ceil(BUCKET_BYTES).min(buckets);
+        let mut next = 0;
+        while next < buckets {
+            let part = touched(self.bucket_at(next as u32));
+            // (Of a bucket at its start the lock may be in it.)
+            let first = bucket_behind(part.start.saturating_sub(BUCKET_BYTES - 1)).max(next);
+            next = bucket_behind(part.end).max(next + 1);
+            for bucket in first..next {
+                if release_dead(self.bucket_lock(bucket as u32), &is_dead) {
                     self.word(WORD_TAKEOVERS).fetch_add(1, Relaxed);
                 }
-                bucket = bucket.saturating_add(1);
             }
         }
         release_dead(self.0.word32(self.0.own_word(WORD_COLLECTOR)), &is_dead);

@@ -1,5 +1,6 @@
 //! A map of any type: what programs and bpf(2) do with it.
 
+use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 
 use ring3_layout::map::MapHeader;
@@ -78,16 +79,16 @@ impl<'g> Map<'g> {
     }
 
     /// Takes away what dead owners left: locks, records never submitted, elements in hand. True if a ring buffer's
-    /// consumer should be woken. `is_dead` judges owners of any pid namespace; `next_data` says from which offset
-    /// of the file on there is memory at or behind an offset, so that memory never touched stays so.
+    /// consumer should be woken. `is_dead` judges owners of any pid namespace; `touched` says what part of the file
+    /// at or behind an offset is the next one that has memory, so that memory never touched stays so.
     pub fn reclaim_dead_owner(
         &self,
         cx: &Context,
         is_dead: impl Fn(u32) -> bool,
-        next_data: impl Fn(u64) -> u64,
+        touched: impl Fn(u64) -> Range<u64>,
     ) -> bool {
         match self.kind() {
-            Kind::Hash(hash) => hash.reclaim_dead_owner(cx, is_dead, next_data),
+            Kind::Hash(hash) => hash.reclaim_dead_owner(cx, is_dead, touched),
             Kind::Queue(queue) => queue.reclaim_dead_owner(is_dead),
             Kind::Trie(trie) => trie.pool().reclaim_dead_owner(is_dead),
             Kind::Stacks(stacks) => stacks.pool().reclaim_dead_owner(is_dead),

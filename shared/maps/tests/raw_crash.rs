@@ -66,7 +66,7 @@ fn die_in(map_type: u32, prepare: &dyn Fn(&Map), operation: &dyn Fn(&Map)) {
         assert!(is_one_of(&contents(&died.map()), &before, &after));
         go_on_with_hash(&died.map());
         let reclaimed = Shared::of(state, shared.geometry);
-        reclaimed.map().reclaim_dead_owner(&context(1), |owner| owner >= DEAD, |at| at);
+        reclaimed.map().reclaim_dead_owner(&context(1), |owner| owner >= DEAD, |at| at..u64::MAX);
         let census = reclaimed.map().check().expect("whole");
         assert_eq!((census.in_hand, census.locked), (0, 0), "{census:?}");
     }
@@ -133,7 +133,7 @@ fn the_living_outlive_a_death_at_any_instruction_of_cleaning_up_after_a_death() 
         let left = shared.bytes().to_vec();
         let by_update: &dyn Fn(&Map) = &|map| (11..13).for_each(|number| put(map, DEAD + 1, number, 9));
         let by_server: &dyn Fn(&Map) =
-            &|map| assert!(!map.reclaim_dead_owner(&context(DEAD + 1), |owner| owner == DEAD, |at| at));
+            &|map| assert!(!map.reclaim_dead_owner(&context(DEAD + 1), |owner| owner == DEAD, |at| at..u64::MAX));
         for collect in [by_update, by_server] {
             shared.restore(&left);
             let states = states(&shared, collect);
@@ -151,7 +151,7 @@ fn the_living_outlive_a_death_at_any_instruction_of_cleaning_up_after_a_death() 
         let collector = shared.base.wrapping_add(shared.geometry.header.data_bytes as usize + COLLECTOR_AT);
         // SAFETY: one of the map's own words.
         unsafe { collector.cast::<u32>().write(far) };
-        shared.map().reclaim_dead_owner(&context(1), |owner| owner == DEAD || owner == far, |at| at);
+        shared.map().reclaim_dead_owner(&context(1), |owner| owner == DEAD || owner == far, |at| at..u64::MAX);
         assert_eq!(shared.map().check().map(|census| census.in_hand), Ok(0));
     }
 }
@@ -350,7 +350,7 @@ fn a_ring_buffer_outlives_a_death_at_any_instruction_and_its_consumer_goes_on() 
             assert!(output(&died.map(), 1, 2000));
             let mut found = consume(&died);
             assert_eq!(census.busy == 1, died.map().ring().expect("a ring buffer").is_held_up());
-            let woken = died.map().reclaim_dead_owner(&context(1), |owner| owner >= DEAD, |at| at);
+            let woken = died.map().reclaim_dead_owner(&context(1), |owner| owner >= DEAD, |at| at..u64::MAX);
             assert_eq!(woken, census.busy == 1);
             found.extend(consume(&died));
             let live: Vec<u64> = found.iter().filter(|(_, live)| *live).map(|(data, _)| *data).collect();

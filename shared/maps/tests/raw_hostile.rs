@@ -120,7 +120,7 @@ fn operate(map: &Map, random: &mut Random) {
     let _ = map.gave_up();
     let _ = map.check();
     let is_dead = random.below(2) == 0;
-    map.reclaim_dead_owner(&cx, |owner| is_dead || owner % 2 == 0, |at| at);
+    map.reclaim_dead_owner(&cx, |owner| is_dead || owner % 2 == 0, |at| at..u64::MAX);
     let at = random.below(map.header().data_bytes + 9);
     map.read_data(at, &mut value);
     map.write_data(at, &value);

@@ -312,7 +312,11 @@ fn one_schedule(shared: &Shared, empty: &[u8], random: &mut Random) -> u64 {
     }
 
     let map = shared.map();
-    map.reclaim_dead_owner(&context(0), |owner| board().dead[owner as usize - 1].load(Relaxed) != 0, |at| at);
+    map.reclaim_dead_owner(
+        &context(0),
+        |owner| board().dead[owner as usize - 1].load(Relaxed) != 0,
+        |at| at..u64::MAX,
+    );
     let story = [0, 1, 2].map(|process: usize| {
         let outcomes = board().outcomes[process].iter().map(|word| Outcome::read(word.load(Acquire)));
         let mut story: Vec<(Step, Outcome)> = steps[process].into_iter().zip(outcomes).collect();

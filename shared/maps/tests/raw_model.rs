@@ -293,10 +293,10 @@ fn a_lock_of_another_pid_namespace_is_not_taken_over_until_the_server_has_buried
     let put = || shared.map().user_update(&waiting(1), &[1, 0, 0, 0], &[0; 4], 0);
     // The same number is that of a dead thread here.
     assert_eq!(put(), Err(Errno::EBUSY));
-    shared.map().reclaim_dead_owner(&waiting(1), |_| false, |at| at);
+    shared.map().reclaim_dead_owner(&waiting(1), |_| false, |at| at..u64::MAX);
     assert_eq!(put(), Err(Errno::EBUSY));
     assert_eq!(shared.map().gave_up(), 2);
-    shared.map().reclaim_dead_owner(&waiting(1), |owner| owner == far, |at| at);
+    shared.map().reclaim_dead_owner(&waiting(1), |owner| owner == far, |at| at..u64::MAX);
     assert_eq!(put(), Ok(()));
 }
 

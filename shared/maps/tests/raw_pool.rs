@@ -473,9 +473,9 @@ fn is_not_taken_over_until_buried(shared: &Shared, word: usize, works: impl Fn(&
     // SAFETY: one of the map's own words.
     unsafe { lock.write(far) };
     assert!(!works(&shared.map()));
-    shared.map().reclaim_dead_owner(&waiting(1), |_| false, |at| at);
+    shared.map().reclaim_dead_owner(&waiting(1), |_| false, |at| at..u64::MAX);
     assert!(!works(&shared.map()));
-    shared.map().reclaim_dead_owner(&waiting(1), |owner| owner == far, |at| at);
+    shared.map().reclaim_dead_owner(&waiting(1), |owner| owner == far, |at| at..u64::MAX);
     assert!(works(&shared.map()));
 }
 

@@ -279,7 +279,7 @@ fn two_producers_and_a_discarder_of_a_ring_buffer_keep_it_whole() {
     };
     let twice = |map: &Map| {
         output(map, 2);
-        map.reclaim_dead_owner(&context(2), |owner| owner >= raw::DEAD, |at| at);
+        map.reclaim_dead_owner(&context(2), |owner| owner >= raw::DEAD, |at| at..u64::MAX);
         output(map, 2);
     };
     let judge = || {
@@ -300,7 +300,7 @@ fn a_discarder_looks_at_no_record_that_is_written_meanwhile() {
     let output = |map: &Map, data: &[u8]| map.ring().expect("a ring buffer").output(&context(2), data, 0).is_ok();
     (0..3).for_each(|_| assert!(output(&shared.map(), &[0; 1000])));
     let discard = |map: &Map| {
-        map.reclaim_dead_owner(&context(1), |owner| owner == raw::DEAD, |at| at);
+        map.reclaim_dead_owner(&context(1), |owner| owner == raw::DEAD, |at| at..u64::MAX);
     };
     let refill = |map: &Map| {
         records(map);
@@ -480,7 +480,7 @@ fn programs_of_a_signal_handler_write_into_a_ring_buffer_at_any_instruction_of_t
                 let mut found = records(&map);
                 if map.ring().expect("a ring buffer").is_held_up() {
                     // The first record is there and not submitted: that would come now.
-                    assert!(map.reclaim_dead_owner(&context(2), |owner| owner == 1, |at| at));
+                    assert!(map.reclaim_dead_owner(&context(2), |owner| owner == 1, |at| at..u64::MAX));
                     found.extend(records(&map));
                 }
                 found.retain(|data| *data != 1);

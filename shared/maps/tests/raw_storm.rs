@@ -459,7 +459,9 @@ fn storm_of(storm: &Storm, random: &mut Random, over: &AtomicBool) {
         let held = |map: &&Shared| map.is_locked_by(workers[victim] as u32);
         locks += storm.hashes.iter().filter(held).count();
         discards += u32::from(
-            storm.maps().fold(false, |any, map| map.map().reclaim_dead_owner(&context(), is_dead, |at| at) | any),
+            storm
+                .maps()
+                .fold(false, |any, map| map.map().reclaim_dead_owner(&context(), is_dead, |at| at..u64::MAX) | any),
         );
         workers[victim] = start(storm, victim, seed ^ (u64::from(kill) << 8) ^ victim as u64);
     }
@@ -478,7 +480,7 @@ fn storm_of(storm: &Storm, random: &mut Random, over: &AtomicBool) {
         reap(pid);
     }
     for map in storm.maps() {
-        map.map().reclaim_dead_owner(&context(), is_dead, |at| at);
+        map.map().reclaim_dead_owner(&context(), is_dead, |at| at..u64::MAX);
     }
     println!("{KILLS} kills, {stops} stops, {locks} locks and {discards} records of the dead");
 }

@@ -15,7 +15,7 @@ use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_INNER_MAP, BPF_F_LOCK, BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
 use ring3_verifier::{InnerShape, MapShape};
-use rustix::fs::{MemfdFlags, Mode, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, SealFlags, SeekFrom};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde_json::{Value, json};
 
@@ -154,8 +154,8 @@ pub struct Members {
 }
 
 /// Lets `reclaim` release what dead owners hold. `leaders` are known to be dead. The first call of `reclaim` collects
-/// all owners; these are judged together; the second call releases what the dead ones hold. The shared bytes may name
-/// any number of owners.
+/// all owners; these are judged together; the second call, if some are dead, releases what those hold. The shared bytes
+/// may name any number of owners.
 fn reclaim_dead_owners(realm: &Realm, leaders: &[u32], reclaim: impl Fn(&dyn Fn(u32) -> bool) -> bool) -> bool {
     const OWNERS_MAX: usize = 1024;
     let owners = RefCell::new(BTreeSet::new());
@@ -166,8 +166,9 @@ fn reclaim_dead_owners(realm: &Realm, leaders: &[u32], reclaim: impl Fn(&dyn Fn(
         }
         false
     });
-    let mut dead = realm.dead_among(&owners.into_inner());
-    dead.extend(leaders);
+    let owners = owners.into_inner();
+    let mut dead = realm.dead_among(&owners);
+    dead.extend(leaders.iter().filter(|leader| owners.len() >= OWNERS_MAX || owners.contains(leader)));
     !dead.is_empty() && reclaim(&|owner| dead.contains(&owner))
 }
 
@@ -577,8 +578,12 @@ impl MapObject {
         let others = self.others();
         let memory = others.iter().map(|other| (other.map(), other.memfd()));
         for (map, memfd) in [(self.map(), &self.file.memfd)].into_iter().chain(memory) {
-            let next_data = |at| rustix::fs::seek(memfd, rustix::fs::SeekFrom::Data(at)).unwrap_or(u64::MAX);
-            let reclaim = |is_dead: &dyn Fn(u32) -> bool| map.reclaim_dead_owner(&map_context(), is_dead, next_data);
+            let seek = |to| rustix::fs::seek(memfd, to).unwrap_or(u64::MAX);
+            let touched = |at| {
+                let start = seek(SeekFrom::Data(at));
+                start..if start == u64::MAX { start } else { seek(SeekFrom::Hole(start)) }
+            };
+            let reclaim = |is_dead: &dyn Fn(u32) -> bool| map.reclaim_dead_owner(&map_context(), is_dead, touched);
             if reclaim_dead_owners(&self.realm, leaders, reclaim)
                 && let Some((_, bell)) = &self.doorbell
             {
