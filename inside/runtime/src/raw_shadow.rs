@@ -119,28 +119,34 @@ fn bounds(block: *mut ThreadBlock, behind: u32) -> [*mut u64; 2] {
     [lowest, lowest.wrapping_add(1)]
 }
 
+/// The contents of a word of `bounds`, which the block's owner may be changing.
+fn bound_at(word: *mut u64) -> u64 {
+    // SAFETY: a word of a block that was handed out.
+    unsafe { word.read_volatile() }
+}
+
+fn set_bound(word: *mut u64, slot: u64) {
+    // SAFETY: a word of the running thread's own block. (A signal handler's frames are gone when it returns.)
+    unsafe { word.write_volatile(slot) };
+}
+
 /// A frame with this slot is about to be there.
 #[cold]
 fn widen_bounds(block: *mut ThreadBlock, behind: u32, slot: u64) {
     let [lowest, highest] = bounds(block, behind);
-    // SAFETY: words of the running thread's own block. (A signal handler's frames are gone when it returns.)
-    unsafe {
-        lowest.write_volatile(lowest.read_volatile().min(slot));
-        highest.write_volatile(highest.read_volatile().max(slot));
-    }
+    set_bound(lowest, bound_at(lowest).min(slot));
+    set_bound(highest, bound_at(highest).max(slot));
 }
 
 /// The first frame of a chunk, the only one that there is, is about to have this slot.
 #[cold]
 fn begin_bounds(block: *mut ThreadBlock, behind: u32, slot: u64) {
-    // SAFETY: as for `widen_bounds`.
-    bounds(block, behind).into_iter().for_each(|bound| unsafe { bound.write_volatile(slot) });
+    bounds(block, behind).into_iter().for_each(|word| set_bound(word, slot));
 }
 
 /// Whether a frame of the chunk may have this slot.
 fn may_have(block: *mut ThreadBlock, behind: u32, slot: u64) -> bool {
-    // SAFETY: words of a block that was handed out, whose owner may be changing them.
-    let [lowest, highest] = bounds(block, behind).map(|bound| unsafe { bound.read_volatile() });
+    let [lowest, highest] = bounds(block, behind).map(bound_at);
     (lowest..=highest).contains(&slot)
 }
 
