@@ -121,6 +121,8 @@ struct Untaken {
     comm: String,
     refusal: Refusal,
     tried: Instant,
+    /// The loaders whose users have been told of it.
+    told: BTreeSet<u32>,
 }
 
 /// Processes that are to become targets, and those that could not.
@@ -294,6 +296,7 @@ impl Actor {
         mut found: BTreeSet<u32>,
         reply: Sender<Result<Vec<AttachmentId>, Refusal>>,
     ) {
+        self.note_hopeless(&found, &ids);
         let may_be_taken = |pid: &u32| !self.targets.contains_key(pid) && !self.takes.is_hopeless(*pid);
         found.retain(|pid| may_be_taken(pid) && !self.is_left_alone(*pid));
         let first = ids.first().copied();
@@ -304,6 +307,19 @@ impl Actor {
             if self.sees_nothing(id) {
                 self.takes.unseen.push((id, Instant::now() + NOTHING_SEEN_FOR));
             }
+        }
+    }
+
+    /// Notes of processes that could not be made targets for others, and are not tried again, that new links want them, too.
+    fn note_hopeless(&mut self, found: &BTreeSet<u32>, ids: &[AttachmentId]) {
+        let Some(loader) = ids.first().and_then(|id| Some(self.links.get(id)?.spec.loader)) else { return };
+        let untold = |pid: &u32| {
+            let one = self.takes.untaken.get(pid).filter(|one| !one.told.contains(&loader))?;
+            self.takes.is_hopeless(*pid).then(|| (*pid, one.refusal.clone()))
+        };
+        for (pid, refusal) in found.iter().filter_map(untold).collect::<Vec<_>>() {
+            let wanting = self.links_that_want(pid).into_iter().filter(|id| ids.contains(id)).collect::<Vec<_>>();
+            self.note_untaken(pid, refusal, &wanting);
         }
     }
 
@@ -443,20 +459,21 @@ impl Actor {
 
     fn note_untaken(&mut self, pid: u32, refusal: Refusal, wanting: &[AttachmentId]) {
         let Some(started) = inject::started(pid) else { return };
+        let known = self.takes.untaken.remove(&pid).filter(|known| known.started == started);
         let comm = comm_of(pid);
-        let is_known = self.takes.untaken.get(&pid).is_some_and(|known| known.started == started);
-        if !is_known {
+        if known.is_none() {
             tracing::warn!(pid, comm, "a link wants it, and it is not traced: {refusal}");
-            let terminals: BTreeSet<Terminal> =
-                wanting.iter().filter_map(|id| self.links.get(id)?.spec.terminal).collect();
-            for terminal in terminals {
+        }
+        let mut told = known.map(|known| known.told).unwrap_or_default();
+        for spec in wanting.iter().filter_map(|id| Some(&self.links.get(id)?.spec)) {
+            if let Some(terminal) = spec.terminal.filter(|_| told.insert(spec.loader)) {
                 self.takes.unsaid.entry(terminal).or_default().push(format!("{pid} ({comm}): {refusal}"));
             }
         }
         if self.takes.untaken.len() >= UNTAKEN_MAX {
             self.takes.forget_ended();
         }
-        self.takes.untaken.insert(pid, Untaken { started, comm, refusal, tried: Instant::now() });
+        self.takes.untaken.insert(pid, Untaken { started, comm, refusal, tried: Instant::now(), told });
     }
 
     /// The links for which a process should be a target, though nobody named it.
