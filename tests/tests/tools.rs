@@ -234,7 +234,7 @@ fn bpftrace_shows_the_same_stacks() {
         let stop = AtomicBool::new(false);
         let seen = std::thread::scope(|scope| {
             scope.spawn(|| {
-                const STAYING: usize = 50;
+                const STAYING: usize = 500;
                 let mut victims = VecDeque::new();
                 while !stop.load(Ordering::Acquire) {
                     let mut victim = ready(&mut bench.target(&binary));
