@@ -214,7 +214,7 @@ fn slices_end_where_they_end_and_what_may_only_be_read_stays() {
         ("0 -1", "400"),
         ("0 5", "401"),
         ("0 6", "500"),
-        ("1 0", "401"),
+        ("1 0", "400"),
         ("1 1", "500"),
         ("2 0", "1001"),
     ] {
@@ -315,6 +315,42 @@ fn loops_have_an_end() {
 }
 
 #[test]
+fn an_extension_whose_runs_take_most_of_a_second_is_switched_off() {
+    /// Fewer than would be too many if they were short (`OVERRUNS_MAX`).
+    const RUNS: usize = 100;
+    let bench = Bench::ring3();
+    let mut host = extended(&bench, "takes_long");
+    let ran = (0..RUNS).take_while(|_| ask(&mut host, "serve 1") == "500").count();
+    assert!((1..RUNS).contains(&ran), "{ran}");
+    let (_, status, _) = bench.run(&["status", "-v"]);
+    assert!(status.contains("is switched off: too many of its runs"), "{status}");
+    assert!(status.contains("give its class more `time`"), "{status}");
+    assert_eq!(host.finish().0, Some(0));
+}
+
+#[test]
+fn a_run_that_its_loops_end_is_a_miss() {
+    let bench = Bench::ring3();
+    let mut host = extended(&bench, "loops_by_helper");
+    assert_eq!(ask(&mut host, "serve 1"), "1001");
+    let status = bench.status();
+    let sites = status["targets"][0]["sites"].as_array().expect("sites").clone();
+    assert!(sites.iter().any(|site| site["misses"] == 1), "{sites:?}");
+    assert_eq!(host.finish().0, Some(0));
+}
+
+#[test]
+fn a_text_that_is_nowhere_is_empty_or_refused() {
+    let bench = Bench::ring3();
+    assert_eq!(answers(&bench, "reads_empty", &["empty 0", "empty 3", "serve 1"]), ["500", "400", "402"]);
+}
+
+#[test]
+fn the_loader_is_no_child_of_the_host() {
+    assert_eq!(answers(&Bench::ring3(), "verdicts", &["children", "serve 1", "children"]), ["none", "7", "none"]);
+}
+
+#[test]
 fn longjmp_and_the_end_of_a_thread_leave_an_extension() {
     let bench = Bench::ring3();
     let mut host = extended(&bench, "leaps");
@@ -401,6 +437,23 @@ fn a_loader_that_is_killed_leaves_the_host_as_it_was() {
     });
     let (code, _, errors) = bench.run(&["detach", "--verify", &host.pid().to_string()]);
     assert_eq!(code, Some(0), "{errors}");
+    assert_eq!(host.finish().0, Some(0));
+}
+
+#[test]
+fn that_extensions_end_with_the_server_is_said() {
+    let bench = Bench::ring3();
+    running();
+    let mut host = ready(&mut bench.command(host()));
+    let mut loader = join(&bench, host.pid(), "verdicts");
+    assert_eq!(ask(&mut host, "serve 1"), "7");
+    kill(bench.server());
+    let line = loader.line();
+    assert!(line.contains("the server has ended: class ") && line.ends_with("run this command again"), "{line}");
+    assert_ne!(loader.finish().0, Some(0));
+    // (The next server cleans up.)
+    bench.run(&["load", "--", "true"]);
+    wait_until("no extension is left", || ask(&mut host, "serve 1") == "1001");
     assert_eq!(host.finish().0, Some(0));
 }
 

@@ -86,6 +86,11 @@ fn children_that_run_beside_their_creator_with_its_thread_pointer_return_to_thei
 }
 
 #[test]
+fn functions_that_take_their_arguments_off_the_stack_return_to_their_callers() {
+    check("pushed", 1000, &["popping", "popping:ret", "moving", "moving:ret"], "2000", &[1000; 4]);
+}
+
+#[test]
 fn longjmp_out_of_probed_functions_loses_nothing_else() {
     check("longjmps", 1000, &["jumper", "jumper:ret"], "500", &[1000, 500]);
 }

@@ -1,5 +1,6 @@
 // The host of the tests of extensions: calls its functions as it is told, line by line, and prints what they return.
 #define _GNU_SOURCE
+#include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -394,6 +395,13 @@ int main(int count, char **arguments)
 		sscanf(line, "%31s %ld %ld", word, &a, &b);
 		if (!strcmp(word, "serve"))
 			printf("%ld\n", serve(&a_request, a, "line"));
+		else if (!strcmp(word, "empty")) {
+			// A text that is nowhere, of so many bytes.
+			a_request.uri = (typeof(a_request.uri)){ a, NULL };
+			printf("%ld\n", serve(&a_request, 1, "empty"));
+			a_request.uri = (typeof(a_request.uri)){ 6, uri };
+		} else if (!strcmp(word, "children"))
+			puts(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD ? "none" : "some");
 		else if (!strcmp(word, "null"))
 			printf("%ld\n", serve(NULL, a, "line"));
 		else if (!strcmp(word, "many")) {

@@ -38,6 +38,11 @@ int looping(int x);
 asm(".text\n.globl looping\n.type looping,@function\n.p2align 4\nlooping: lea 1(%rdi),%eax\n sub $1,%edi\n jns looping\n ret\n.size looping,.-looping\n.p2align 4\n");
 int tiny(int x);
 asm(".globl tiny\n.type tiny,@function\ntiny: ret\n.size tiny,.-tiny\n.globl behind_tiny\n.type behind_tiny,@function\nbehind_tiny: ret\n.size behind_tiny,.-behind_tiny\n.p2align 4\n");
+// These take their arguments off the stack, by `ret n` and by moving the return address.
+long popping();
+asm(".globl popping\n.type popping,@function\n.p2align 4\npopping: mov 8(%rsp),%rax\n add 16(%rsp),%rax\n ret $16\n.size popping,.-popping\n");
+long moving();
+asm(".globl moving\n.type moving,@function\n.p2align 4\nmoving: pop %rcx\n pop %rax\n pop %rdx\n add %rdx,%rax\n push %rcx\n ret\n.size moving,.-moving\n.p2align 4\n");
 int packed(int x);
 asm(".globl packed\n.type packed,@function\n.p2align 4\npacked: mov %edi,%eax\n ret\n.size packed,.-packed\n.p2align 4\n");
 }
@@ -46,6 +51,16 @@ static int exceptions(int n) {
     int caught = 0;
     for (int i = 0; i < n; i++) try { through(i); } catch (const std::runtime_error &) { caught++; }
     return caught;
+}
+static long with_pushed(long (*function)(), long a, long b) {
+    long result;
+    asm volatile("sub $128,%%rsp\n push %2\n push %3\n call *%1\n add $128,%%rsp" : "=a"(result) : "b"(function), "S"(a), "D"(b) : "rcx", "rdx", "memory", "cc");
+    return result;
+}
+static int pushed(int n) {
+    int right = 0;
+    for (int i = 0; i < n; i++) right += (with_pushed(popping, i, 7) == i + 7) + (with_pushed(moving, i, 9) == i + 9);
+    return right;
 }
 static int longjmps(int n) {
     static volatile int jumps; jumps = 0;
@@ -287,6 +302,7 @@ int main(int argc, char **argv) {
         int status; waitpid(child, &status, 0); result = WEXITSTATUS(status);
     }
     if (!strcmp(what, "exceptions")) result = exceptions(n);
+    if (!strcmp(what, "pushed")) result = pushed(n);
     if (!strcmp(what, "longjmps")) result = longjmps(n);
     if (!strcmp(what, "recursive")) result = recursive(n);
     if (!strcmp(what, "deep")) result = deep(n);

@@ -14,7 +14,7 @@ use ring3_layout::control::{
 };
 use ring3_layout::frame::{self, ADDRESS_BITS, AgentStackFrame, ENTER_CALL, ENTER_CONTINUE, ENTER_RETURN};
 use ring3_layout::region::{CONTROL_OFFSET, STATE_BYTES, STATE_OFFSET};
-use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, OPEN_RECORDS_MAX, ThreadBlock};
+use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, ENDED, OPEN_RECORDS_MAX, ThreadBlock};
 use ring3_uapi::nr;
 use ring3_uapi::ptrace::PtRegs;
 
@@ -487,6 +487,11 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook, range:
         let result = unsafe { run_one(tb, attachment, frame.regs as u64) };
         if extends {
             raw_protection::disable_access(base);
+            // (Who has ended a run otherwise has counted it.)
+            if tb.fuel < 0 && tb.fuel > ENDED / 2 {
+                cold_path();
+                miss(tb, hook);
+            }
         }
         ran.any = true;
         // (A run that was ended has no fuel, and no say.)
@@ -646,7 +651,9 @@ unsafe fn leave_otherwise(base: u64, trampoline: u64, frame: Frame, slot: u64) -
 
 /// Takes the frames of a slot and runs their programs. Returns the real return address.
 unsafe fn finish(base: u64, trampoline: u64, block: *mut ThreadBlock, frame: Frame, slot: u64, guarded: bool) -> u64 {
-    let Some(call) = raw_shadow::pop(block, base, slot) else { return 0 };
+    let call = raw_shadow::pop(block, base, slot).or_else(|| raw_shadow::pop_below(block, slot, trampoline));
+    let Some(call) = call else { return 0 };
+    let slot = call.slot;
     if call.return_address == trampoline {
         // SAFETY: as for this function.
         return unsafe { finish_chain(base, trampoline, block, frame, slot, guarded, call.hook) };

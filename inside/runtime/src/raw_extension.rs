@@ -148,8 +148,14 @@ pub unsafe extern "sysv64" fn dynptr_from_slice(field: u64, flags: u64, to: u64,
     unsafe { core::ptr::copy(length_at as *const u8, (&raw mut count).cast::<u8>(), length_bytes(slice)) };
     // SAFETY: the verifier proved that the field lies in an object of the host's.
     let data = unsafe { (field as *const u64).read_unaligned() };
-    let bytes = count.checked_mul(u64::from(slice.element_bytes)).ok_or(Errno::E2BIG);
-    let bytes = if flags == 0 { bytes } else { Err(Errno::EINVAL) };
+    let bytes = match count.checked_mul(u64::from(slice.element_bytes)) {
+        _ if flags != 0 => Err(Errno::EINVAL),
+        None => Err(Errno::E2BIG),
+        Some(1..) if data == 0 => Err(Errno::EFAULT),
+        Some(bytes) => Ok(bytes),
+    };
+    // (Nothing is there, and nothing of it is touched: an empty text often has no address.)
+    let data = if data == 0 { field } else { data };
     // SAFETY: this function's contract.
     answer(unsafe { make_dynptr(to, data, bytes, slice.write) })
 }

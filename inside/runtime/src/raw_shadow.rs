@@ -35,6 +35,8 @@ use crate::raw_thread::{block_address, state};
 const FULL_LOOKS_EVERY: u64 = 4096;
 /// After so many searches among all frames dead ones are looked for, which takes about as long: a system call for each frame.
 const SEARCHES_PER_LOOK: u64 = 4096;
+/// Where no frame has room behind the last one, so many free places are as good a reason to look.
+const HOLES_MAX: u32 = 4096;
 /// Tags that are looked at together.
 const TAGS: u32 = 8;
 
@@ -371,6 +373,10 @@ fn push_now(tb: &mut ThreadBlock, slot: u64, hook: &Hook, may_move: bool) -> Opt
             drop_what_is_left(tb, trampoline);
         }
     }
+    if return_address != trampoline && state(tb.region_base).fibers_move.load(Relaxed) != 0 {
+        cold_path();
+        drop_elsewhere(tb, slot);
+    }
     if tb.shadow_used >= tb.shadow_look && may_move {
         drop_dead(tb, trampoline);
     }
@@ -416,13 +422,11 @@ fn append(tb: &mut ThreadBlock) -> (u32, *mut ShadowFrame) {
     (index, place)
 }
 
-/// All places are in use. Whether there is one now.
+/// All places are in use, or free and before others that are. Whether the next one is free now.
 #[cold]
 fn make_room(tb: &mut ThreadBlock, trampoline: u64) -> bool {
     let before = tb.shadow_used;
-    if tb.shadow_holes != 0 {
-        retain(tb, |frame| frame.slot != 0);
-    } else if tb.shadow_full.is_multiple_of(FULL_LOOKS_EVERY) {
+    if tb.shadow_holes >= HOLES_MAX || tb.shadow_full.is_multiple_of(FULL_LOOKS_EVERY) {
         drop_dead(tb, trampoline);
     }
     tb.shadow_used < before
@@ -451,6 +455,17 @@ fn drop_slot(tb: &mut ThreadBlock, slot: u64) {
         end = index;
     }
     tb.shadow_searched = tb.shadow_searched.saturating_add(searched);
+}
+
+/// Where fibers move between threads: drops the frames of a slot that are in other threads' blocks. (The thread on which the function
+/// returns looks among its own first.)
+#[cold]
+fn drop_elsewhere(tb: *mut ThreadBlock, slot: u64) {
+    // SAFETY: the running thread's own block.
+    let base = unsafe { (*tb).region_base };
+    for block in other_blocks(tb, base) {
+        while take(block, slot, &mut 0).is_some() {}
+    }
 }
 
 /// Takes away free places behind the last frame, and dead frames if slots were searched among so many for long.
@@ -507,6 +522,7 @@ pub(crate) fn original(tb: &ThreadBlock, slot: u64, content: u64) -> u64 {
 
 /// Removes the latest frame with this slot from a block, whose owner may be moving it. Returns it and the index of its place,
 /// which has no slot any more. Adds to `searched` as [`find_last`].
+#[inline(never)]
 fn take(block: *mut ThreadBlock, slot: u64, searched: &mut u64) -> Option<(ShadowFrame, u32)> {
     // SAFETY: a block that was handed out.
     let used = unsafe { &raw const (*block).shadow_used };
@@ -568,11 +584,30 @@ pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFr
             return taken;
         }
     }
+    let (frame, _) = other_blocks(tb, base).find_map(|block| take(block, slot, &mut 0))?;
+    state(base).fibers_move.store(1, Relaxed);
+    Some(frame)
+}
+
+/// The blocks of all threads but that of `tb`.
+fn other_blocks(tb: *mut ThreadBlock, base: u64) -> impl Iterator<Item = *mut ThreadBlock> {
     let used = state(base).used.load(Relaxed).min(THREADS_MAX);
-    (0..used)
-        .map(|index| block_address(base, index) as *mut ThreadBlock)
-        .filter(|block| *block != tb)
-        .find_map(|block| take(block, slot, &mut 0).map(|(frame, _)| frame))
+    (0..used).map(move |index| block_address(base, index) as *mut ThreadBlock).filter(move |block| *block != tb)
+}
+
+/// Removes the frame of a function that returns to the trampoline from a slot above its own: it has taken its arguments off the stack
+/// (`ret n`), or moved its return address. Of those below `slot` the nearest that still holds the trampoline's address.
+#[cold]
+pub(crate) fn pop_below(tb: *mut ThreadBlock, slot: u64, trampoline: u64) -> Option<ShadowFrame> {
+    /// More than `ret n` can take.
+    const TAKEN_MAX: u64 = 0x1_0000;
+    // SAFETY: null, or the running thread's own block.
+    let tb = unsafe { tb.as_mut() }?;
+    let view: &ThreadBlock = tb;
+    let slots = places((&raw const *view).cast_mut()).map(|place| frame_at(place).slot);
+    let near = slots.filter(|own| *own != 0 && *own < slot && slot - own <= TAKEN_MAX);
+    let nearest = near.filter(|own| slot_content(view, *own) == Some(trampoline)).max()?;
+    take_own(tb, nearest)
 }
 
 /// An unwinder begins at the stack pointer `sp`: writes the real return addresses back into the slots.

@@ -35,8 +35,9 @@ pub use ring::{RingBuffer, Waker, Writers};
 
 use raw_calls::Attr;
 
-/// Bytes of the verifier's log that are shown at most.
+/// Bytes and lines of the end of the verifier's log that are shown at most.
 const LOG_BYTES: usize = 1 << 20;
+const LOG_LINES: usize = 60;
 
 /// Why something could not be loaded.
 #[derive(Debug)]
@@ -52,7 +53,12 @@ pub struct Error {
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.what, self.error)?;
-        if self.log.is_empty() { Ok(()) } else { write!(f, "\n{}", self.log.trim_end()) }
+        let lines: Vec<&str> = self.log.trim_end().lines().collect();
+        let cut = lines.len().saturating_sub(LOG_LINES);
+        if cut > 0 {
+            write!(f, "\n({cut} lines of the verifier's log come before these; `ring3 verify FILE` shows them)")?;
+        }
+        lines[cut..].iter().try_for_each(|line| write!(f, "\n{line}"))
     }
 }
 

@@ -119,7 +119,13 @@ pub(crate) fn choose(wanted: &Choice, pid: Option<u32>) -> Result<Chosen, Failed
     };
     let of = Program { binary: Some(binary.clone()), ..wanted.of.clone() };
     let (policy, name) = class_of(&wanted.class)?;
-    let loaded = Loaded::new(&policy, &of)?;
+    let loaded = Loaded::new(&policy, &of).map_err(|failed| match failed {
+        // (`-- sh -c ./server`)
+        Failed::Refused(why) if wanted.of.binary.is_some() && why.contains("has no types") => {
+            Failed::Refused(format!("{why}; if this program begins another one that is meant, name that by --binary"))
+        }
+        failed => failed,
+    })?;
     let resolved =
         loaded.class(&policy, name)?.apart().map(|class| loaded.resolve(&class)).collect::<Result<Vec<_>, _>>()?;
     let bytes = input::read(&binary)?;

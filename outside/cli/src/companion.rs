@@ -1,14 +1,37 @@
-//! A loader beside the program that it is for: this process becomes the program, its child is the loader.
+//! A loader beside the program that it is for: this process becomes the program, and the loader is nobody's child: the program would
+//! wait for it, or wonder about it. So a process between them begins the loader, and ends.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 
 use crate::{Failure, launch};
 
 /// What the loader says when the program may begin.
 const READY: &str = "ready";
+
+/// In the environment of the process between the program and its loader.
+const BETWEEN: &str = "RING3_BEGINS_LOADER";
+
+/// If this is the process between a program and its loader, begins the loader: the exit code. To be called first of all, while there is
+/// one thread.
+pub(crate) fn run_between() -> Option<ExitCode> {
+    std::env::var_os(BETWEEN)?;
+    let began = launch::own_path().map_err(Failure::from).and_then(|path| {
+        let mut loader = Command::new(path);
+        loader.args(std::env::args_os().skip(1)).env_remove(BETWEEN).stdin(Stdio::null());
+        try_spawn(loader, "loader")
+    });
+    Some(match began {
+        Ok(Ok(_)) => {
+            tell_ready();
+            ExitCode::SUCCESS
+        }
+        Ok(Err(code)) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Err(failure) => failure.tell(),
+    })
+}
 
 /// Starts the loader: this command with the same arguments before `--`, with `--until` this process, and with more arguments.
 /// Returns when the program may begin; if the loader fails, it says why, and this process ends with its exit code.
@@ -16,15 +39,13 @@ pub(crate) fn start(what: &str, more: impl IntoIterator<Item = OsString>) -> Res
     let mut child = Command::new(launch::own_path()?);
     let kept = std::env::args_os().skip(1).take_while(|argument| argument != "--");
     child.args(kept).arg("--until").arg(std::process::id().to_string()).args(more).stdin(Stdio::null());
-    spawn(child, what).map(drop)
+    child.env(BETWEEN, "1");
+    let mut between = try_spawn(child, what)?.unwrap_or_else(|code| std::process::exit(code));
+    // (It ends at once.)
+    between.wait().map(drop).map_err(|error| format!("cannot wait for the start of the {what}: {error}").into())
 }
 
-/// Starts a loader by this command, as [`start`] does. The result is the child.
-pub(crate) fn spawn(child: Command, what: &str) -> Result<Child, Failure> {
-    try_spawn(child, what)?.map_err(|code| std::process::exit(code))
-}
-
-/// The same, but if the loader fails, which it has said, the result is its exit code.
+/// Starts a loader by this command. The result is the child. If the loader fails, which it has said, the result is its exit code.
 pub(crate) fn try_spawn(mut child: Command, what: &str) -> Result<Result<Child, i32>, Failure> {
     // (What interrupts the program is not for the loader.)
     let child = child.stdout(Stdio::piped()).process_group(0).spawn();

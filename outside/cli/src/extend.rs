@@ -8,7 +8,6 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Args;
 use ring3_bpf::Loaded;
@@ -68,8 +67,8 @@ fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
     let entries = share_out(&object, &mut chosen)
         .map_err(|why| eim::Failed::Refused(format!("{}: {why}", wanted.file.display())))?;
     chosen.check_maps(&object).map_err(eim::Failed::Refused)?;
-    let (connection, _) = launch::tracing_server()?;
-    let watched = host.map(process::open).transpose()?;
+    let (connection, server) = launch::tracing_server()?;
+    let watched = [Some(server), host].into_iter().flatten().map(process::open).collect::<Result<Vec<_>, _>>()?;
     let extended =
         wanted.pid.map(|pid| attach_family(pid, &chosen.entries[0].class.file, &connection)).transpose()?;
     become_loader(wanted, &chosen, host, connection)?;
@@ -86,17 +85,17 @@ fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
         links.push(link);
     }
     announce(wanted, &chosen, extended.unwrap_or_default());
-    match watched {
-        Some(process) => {
-            let mut fds = [PollFd::new(&process, PollFlags::IN)];
-            while rustix::event::poll(&mut fds, None).is_err() {}
-        }
-        None => loop {
-            std::thread::sleep(Duration::from_secs(3600));
-        },
-    }
+    let mut fds: Vec<PollFd<'_>> = watched.iter().map(|process| PollFd::new(process, PollFlags::IN)).collect();
+    while rustix::event::poll(&mut fds, None).is_err() {}
+    let is_host_gone = watched.get(1).is_some_and(process::has_ended);
     drop(links);
-    Ok(())
+    if is_host_gone {
+        return Ok(());
+    }
+    Err(eim::Failed::Refused(format!(
+        "the server has ended: class {} extends nothing any more as soon as another server begins; run this command again",
+        chosen.name
+    )))
 }
 
 /// Makes a process a target, and those of its descendants that run the same program: a server's workers, which do its work.
@@ -133,7 +132,7 @@ fn announce(wanted: &Extend, chosen: &class::Chosen, children: usize) {
     let whom = match wanted.pid {
         Some(pid) if children == 0 => format!("process {pid}"),
         Some(pid) => format!("process {pid} and {children} of its children"),
-        None => format!("all processes with {}", chosen.entries[0].class.file.display()),
+        None => format!("all processes with {} that this user may trace", chosen.entries[0].class.file.display()),
     };
     let mut functions: Vec<&str> = chosen.entries.iter().map(|entry| entry.function.as_str()).collect();
     functions.dedup();
@@ -167,6 +166,13 @@ fn read_object(wanted: &Extend, chosen: &class::Chosen) -> Result<Object, String
     }
     if !object.programs.iter().any(|program| program.autoload) {
         return Err(complain("it has no program to load".into()));
+    }
+    if let Some(map) = object.maps.iter().find(|map| map.pinned) {
+        return Err(complain(format!(
+            "map {} asks to be pinned by its name, which `ring3 extend` does not do; leave `pinning` out: `ring3 load -- bpftool map \
+             dump name {}` finds it by its name",
+            map.name, map.name
+        )));
     }
     Ok(object)
 }

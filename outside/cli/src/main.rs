@@ -68,6 +68,9 @@ fn main() -> ExitCode {
 // (Its frame alone may be too large for a small stack.)
 #[inline(never)]
 fn run() -> ExitCode {
+    if let Some(code) = companion::run_between() {
+        return code;
+    }
     let result = match Arguments::parse().action {
         Action::Load { engine, harden, scope, trust, budget, aot, command } => {
             load((engine, harden), (scope.scope(), trust, budget), &command, aot.as_deref())
@@ -115,19 +118,21 @@ fn run() -> ExitCode {
         Action::StraceLoader(options) => strace::serve(options).map_err(Failure::from),
         Action::Serve { foreground } => launch::serve(foreground).map_err(Failure::from),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            say!("ring3: {}", failure.why);
-            ExitCode::from(failure.code)
-        }
-    }
+    result.map_or_else(Failure::tell, |()| ExitCode::SUCCESS)
 }
 
 /// Why a command failed, and the exit code: 126 and 127 if the program could not be run, as with env(1).
 struct Failure {
     why: String,
     code: u8,
+}
+
+impl Failure {
+    /// Says it; the exit code.
+    fn tell(self) -> ExitCode {
+        say!("ring3: {}", self.why);
+        ExitCode::from(self.code)
+    }
 }
 
 impl From<String> for Failure {

@@ -98,6 +98,10 @@ pub struct StateHeader {
     pub requests_lost: AtomicU64,
     /// Chunks of shadow frames that blocks have taken.
     pub shadow_chunks: AtomicU32,
+    /// 1: a function has returned on another thread than it was called on: fibers move between threads.
+    pub fibers_move: AtomicU32,
+    /// Zero.
+    pub reserved: AtomicU32,
     /// 1: the process has moved or unmapped its vDSO, or is about to.
     pub vdso_is_gone: AtomicU32,
     /// By how much `CLOCK_BOOTTIME` was ahead of `CLOCK_MONOTONIC` when a thread's time stamp counter was last found disabled, ns.
@@ -158,8 +162,8 @@ pub struct Overruns {
     pub prog_id: u32,
     /// How many there were since `since_ns`.
     pub recent: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// What these took in all, us; `u32::MAX`: or more.
+    pub recent_us: u32,
     /// Beginning of a span of [`OVERRUN_SPAN_NS`] (`CLOCK_MONOTONIC`).
     pub since_ns: u64,
     /// When the last one ended.
@@ -173,13 +177,18 @@ pub struct Overruns {
 impl Overruns {
     /// An entry that is not used.
     pub const NONE: Overruns =
-        Overruns { link_id: 0, prog_id: 0, recent: 0, reserved: 0, since_ns: 0, last_ns: 0, total: 0, worst_ns: 0 };
+        Overruns { link_id: 0, prog_id: 0, recent: 0, recent_us: 0, since_ns: 0, last_ns: 0, total: 0, worst_ns: 0 };
 }
 
 /// Links whose overruns a thread counts; the one whose last overrun is the longest ago makes room for another.
 pub const OVERRUN_LINKS_MAX: usize = 16;
 /// After so many overruns of a link in a thread within [`OVERRUN_SPAN_NS`], the link is switched off in the process.
 pub const OVERRUNS_MAX: u32 = 100;
+/// The same holds if those overruns took so long in all, us, and at least [`OVERRUN_BUDGETS`] times the budget: a few runs that are
+/// very long do as much harm.
+pub const OVERRUN_US_MAX: u32 = 500_000;
+/// See [`OVERRUN_US_MAX`].
+pub const OVERRUN_BUDGETS: u64 = 2;
 /// See [`OVERRUNS_MAX`].
 pub const OVERRUN_SPAN_NS: u64 = 1_000_000_000;
 

@@ -304,18 +304,29 @@ impl Report {
         {
             self.log = format!("{at}: ({:02x}) {}\n", input.insns[at].opcode, log::text(input, at));
         }
-        let advice = self.advice().map(|advice| format!("; {advice}\n")).unwrap_or_default();
+        let advice = self.advice().map(|advice| match advice {
+            OTHER_MEMORY if input.policy.host.is_some() => HOST_MEMORY,
+            advice => advice,
+        });
+        let advice = advice.map(|advice| format!("; {advice}\n")).unwrap_or_default();
         self.log = format!("{}{}\n{advice}{}\n", self.log, self.message, self.statistics);
         self
     }
 }
+
+const OTHER_MEMORY: &str = "read other memory by bpf_probe_read_user or bpf_probe_read_kernel";
+/// The same in an extension.
+const HOST_MEMORY: &str = "an extension reads what its class allows, through the arguments of the class's entry";
 
 /// What to do about a refusal.
 fn advice(message: &str) -> Option<&'static str> {
     const ADVICE: &[(&str, &str)] = &[
         ("_or_null'", "compare the pointer with NULL before it is used"),
         ("null-check it first", "compare the pointer with NULL before it is used"),
-        ("expected=fp, pkt", "pass a pointer to enough initialised memory, checked against NULL"),
+        (
+            "expected=fp, pkt",
+            "pass a pointer to enough initialised memory, on the stack or in a map, checked against NULL",
+        ),
         ("min value is negative", "compare the index as an unsigned number before it is used"),
         ("unbounded memory access", "compare the size or index with its limit, or mask it, before it is used"),
         ("invalid access to packet", "compare the pointer behind the access with data_end first"),
@@ -324,7 +335,7 @@ fn advice(message: &str) -> Option<&'static str> {
         ("infinite loop", "make the loop's counter reach its bound on every path"),
         ("too large. Processed", "split the program, or bound its loops more tightly (bpf_loop, may_goto)"),
         ("Unreleased reference", "submit or discard what was reserved on every path"),
-        ("invalid mem access 'scalar'", "read other memory by bpf_probe_read_user or bpf_probe_read_kernel"),
+        ("invalid mem access 'scalar'", OTHER_MEMORY),
     ];
     ADVICE.iter().find(|(part, _)| message.contains(part)).map(|(_, advice)| *advice)
 }

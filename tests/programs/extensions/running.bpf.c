@@ -135,6 +135,20 @@ EXTENSION
 	return here;
 }
 
+// CASE reads_empty texts
+EXTENSION
+{
+	struct bpf_dynptr uri;
+
+	if (ring3_dynptr_from_slice((void *)&R->uri.data, 0, &uri))
+		return bpf_dynptr_size(&uri) == -22 ? 400 : 401;
+	return bpf_dynptr_size(&uri) == 0 ? 500 : 402;
+}
+
+// CASE takes_long quick
+static long each(__u64 i, void *given) { return 0; }
+EXTENSION { bpf_loop(1 << 23, each, 0, 0); return 500; }
+
 // CASE prints plain
 EXTENSION
 {

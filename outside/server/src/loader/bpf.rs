@@ -372,8 +372,10 @@ impl<'c> Log<'c> {
         Ok(Log { caller, level, bytes, address, true_size_at })
     }
 
-    /// Writes the text; `ENOSPC` if it was cut, as kernel/bpf/log.c:bpf_vlog_finalize.
+    /// Writes the text; `ENOSPC` if it was cut: of a long one the end is there, or, if the loader wants that, the beginning. Mirrors
+    /// kernel/bpf/log.c:bpf_verifier_vlog and bpf_vlog_finalize.
     pub(super) fn write(&self, text: &str) -> Result<(), Errno> {
+        const BPF_LOG_FIXED: u32 = 8;
         if self.level == 0 {
             return Ok(());
         }
@@ -384,7 +386,8 @@ impl<'c> Log<'c> {
             return Ok(());
         }
         let fits = (self.bytes as usize - 1).min(text.len());
-        let mut bytes = text.as_bytes()[..fits].to_vec();
+        let (first, last) = (&text.as_bytes()[..fits], &text.as_bytes()[text.len() - fits..]);
+        let mut bytes = if self.level & BPF_LOG_FIXED != 0 { first } else { last }.to_vec();
         bytes.push(0);
         self.caller.write(self.address, &bytes)?;
         if fits < text.len() { Err(Errno::ENOSPC) } else { Ok(()) }

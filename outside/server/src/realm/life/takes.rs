@@ -408,6 +408,10 @@ impl Actor {
             // (It is a target all the same.)
             Err(refusal) if self.targets.contains_key(&pid) => tracing::warn!(pid, "{refusal}"),
             Err(refusal) if refusal.errno == Errno::ESRCH => {}
+            // (`bpftrace -c` has begun it, and lets it go soon: it is a target then.)
+            Err(_) if wanting.iter().any(|id| process::is_traced_by(pid, self.links[id].spec.loader)) => {
+                self.shared.held_by_tools.lock().expect("no panic under this lock").insert(pid);
+            }
             Err(refusal) => self.note_untaken(pid, refusal, &wanting),
         }
     }

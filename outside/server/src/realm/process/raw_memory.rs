@@ -259,6 +259,14 @@ pub(in crate::realm) fn value_from<T: FromBytes>(bytes: &[u8]) -> Option<T> {
     T::read_from_prefix(bytes).ok().map(|(value, _)| value)
 }
 
+/// Whether two processes have the same memory. False if the kernel does not say (`CONFIG_KCMP`).
+pub(in crate::realm) fn shares_memory(pid: u32, other: u32) -> bool {
+    /// include/uapi/linux/kcmp.h
+    const KCMP_VM: usize = 1;
+    // SAFETY: takes numbers.
+    unsafe { libc::syscall(libc::SYS_kcmp, pid as libc::pid_t, other as libc::pid_t, KCMP_VM, 0usize, 0usize) == 0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

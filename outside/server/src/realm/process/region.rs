@@ -10,7 +10,7 @@ use ring3_layout::region::{CONTROL_OFFSET, CONTROL_PATH, REGION_BYTES, STATE_OFF
 use ring3_layout::thread::{STATE_HEADER_BYTES, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
 use zerocopy::FromBytes;
 
-use super::raw_memory::{read_process, read_value, value_from};
+use super::raw_memory::{read_process, read_value, shares_memory, value_from};
 use super::state::{all_processes, levels, own_pid, thread_named};
 
 /// What is to be cleaned: the region of a process.
@@ -21,8 +21,12 @@ pub(in crate::realm) struct Cleaning {
 }
 
 impl Cleaning {
-    /// No thread runs our code, or goes back to it from a signal handler.
+    /// No thread runs our code, or goes back to it from a signal handler. (Processes that share the memory without being threads,
+    /// `CLONE_VM`, are not stopped: nobody knows where they are.)
     pub(in crate::realm) fn is_nobody_inside(self, stopped: &inject::Stopped) -> Result<bool, inject::Error> {
+        if inject::children(self.pid).into_iter().any(|child| shares_memory(self.pid, child)) {
+            return Ok(false);
+        }
         let ours = self.code();
         let returns = stopped.saved_contexts()?;
         let returns_inside = returns.iter().any(|context| ours.iter().any(|range| range.contains(&context.rip)));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::time::Duration;
 
-use ring3_layout::thread::{OVERRUN_LINKS_MAX, OVERRUNS_MAX, Overruns, ThreadBlock};
+use ring3_layout::thread::{OVERRUN_LINKS_MAX, Overruns, ThreadBlock};
 use ring3_uapi::Errno;
 
 use crate::realm::process::read_value;
@@ -37,12 +37,15 @@ impl Actor {
         let Some(target) = self.targets.get_mut(&pid) else { return };
         let overruns = target.overruns();
         let worst = overruns.iter().find(|row| (row.link_id, row.prog_id) == (link_id, prog_id));
-        let worst = worst.map_or(String::new(), |row| format!(", at most {:?}", Duration::from_nanos(row.worst_ns)));
+        let (runs, worst) = worst.map_or((0, String::new()), |row| {
+            (row.runs, format!(", the longest {:?}", Duration::from_nanos(row.worst_ns)))
+        });
         self.switch_off(pid, (link_id, prog_id), Errno::ETIME, &|spec| {
             let budget = spec.budget?;
+            let larger = if spec.extension.is_some() { "its class more `time`" } else { "it a larger --budget" };
             Some(format!(
-                "program {:?} (link {link_id}) is switched off: {OVERRUNS_MAX} of its runs within a second took longer than its \
-                 budget of {budget:?}{worst}; give it a larger --budget, or let it do less",
+                "program {:?} (link {link_id}) is switched off: too many of its runs in a second, or too long ones, took longer than its \
+                 budget of {budget:?} ({runs} in all{worst}); give {larger}, or let it do less",
                 spec.prog_name
             ))
         });
