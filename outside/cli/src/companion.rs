@@ -20,7 +20,7 @@ pub(crate) fn run_between() -> Option<ExitCode> {
     std::env::var_os(BETWEEN)?;
     let began = launch::own_path().map_err(Failure::from).and_then(|path| {
         let mut loader = Command::new(path);
-        loader.args(std::env::args_os().skip(1)).env_remove(BETWEEN).stdin(Stdio::null());
+        loader.args(std::env::args_os().skip(1)).env_remove(BETWEEN);
         try_spawn(loader, "loader")
     });
     Some(match began {
@@ -39,14 +39,20 @@ pub(crate) fn start(what: &str, more: impl IntoIterator<Item = OsString>) -> Res
     let mut child = Command::new(launch::own_path()?);
     let kept = std::env::args_os().skip(1).take_while(|argument| argument != "--");
     child.args(kept).arg("--until").arg(std::process::id().to_string()).args(more).stdin(Stdio::null());
-    child.env(BETWEEN, "1");
-    let mut between = try_spawn(child, what)?.unwrap_or_else(|code| std::process::exit(code));
-    // (It ends at once.)
-    between.wait().map(drop).map_err(|error| format!("cannot wait for the start of the {what}: {error}").into())
+    spawn_apart(child, what)?.map_err(|code| std::process::exit(code))
 }
 
-/// Starts a loader by this command. The result is the child. If the loader fails, which it has said, the result is its exit code.
-pub(crate) fn try_spawn(mut child: Command, what: &str) -> Result<Result<Child, i32>, Failure> {
+/// Starts a loader by this command of ring3's, with its standard input. If the loader fails, which it has said, the result is its exit
+/// code.
+pub(crate) fn spawn_apart(mut loader: Command, what: &str) -> Result<Result<(), i32>, Failure> {
+    loader.env(BETWEEN, "1");
+    let between = try_spawn(loader, what)?;
+    // (It ends at once.)
+    Ok(between.map(|mut between| drop(between.wait())))
+}
+
+/// The same, but the result is the process that the command has started.
+fn try_spawn(mut child: Command, what: &str) -> Result<Result<Child, i32>, Failure> {
     // (What interrupts the program is not for the loader.)
     let child = child.stdout(Stdio::piped()).process_group(0).spawn();
     let mut child = child.map_err(|error| format!("cannot start the {what}: {error}"))?;

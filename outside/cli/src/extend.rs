@@ -1,7 +1,7 @@
 //! `ring3 extend`: programs that extend a host, as far as a class of a policy allows it.
 //!
-//! The process that loads them keeps them: it waits until its host has ended, or until it is ended itself. With a program to
-//! run there are two processes: this one becomes the program, its child is the loader.
+//! The process that loads them keeps them: it waits until its host or the server has ended, or until it is ended itself. With a program
+//! to run there are two processes: this one becomes the program, another one is the loader (`companion.rs`).
 
 use std::collections::BTreeMap;
 use std::io::Write;

@@ -297,16 +297,16 @@ pub(crate) fn run(program: &Path, command: &[String]) -> Result<(), Failure> {
     let (ours, its) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .map_err(|error| format!("a socket: {error}"))?;
     let mut loader = Command::new(launch::own_path()?);
-    loader.args(["strace-loader", "--apart"]).args((backend == Backend::Exact).then_some("--exact"));
+    loader.arg("strace-loader").args((backend == Backend::Exact).then_some("--exact"));
     loader.args(["--bytes-max", &needs.bytes_max.min(BYTES_MAX).to_string()]);
     loader.args(["--strace", &std::process::id().to_string()]);
     let set = needs.set.as_deref().filter(|_| !needs.numbers);
     loader.args(numbers(set, needs.names).iter().map(u32::to_string)).stdin(its);
-    let Ok(mut loader) = companion::try_spawn(loader, "loader of strace's programs")? else {
+    // (strace waits for its children, and must not have this one.)
+    if companion::spawn_apart(loader, "loader of strace's programs")?.is_err() {
         say!("ring3: so strace runs by ptrace, as without ring3");
         return crate::exec(program, command);
-    };
-    let _ = loader.wait();
+    }
     let library = library().map_err(|error| format!("the library for strace: {error}"))?;
     for descriptor in [&ours, &library] {
         rustix::io::fcntl_setfd(descriptor, rustix::io::FdFlags::empty()).map_err(|error| error.to_string())?;
@@ -358,9 +358,6 @@ fn numbers(set: Option<&str>, shows_names: bool) -> Vec<u32> {
 /// What the loader is told on its command line.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LoaderOptions {
-    /// Begin a process that does it, and end: strace waits for its children, and must not have this one
-    #[arg(long)]
-    apart: bool,
     /// All threads wait until strace has looked
     #[arg(long)]
     exact: bool,
@@ -376,12 +373,7 @@ pub(crate) struct LoaderOptions {
 
 /// The loader: serves strace's process by the socket at standard input, until that ends.
 pub(crate) fn serve(options: LoaderOptions) -> Result<(), String> {
-    if options.apart {
-        let mut loader = Command::new(launch::own_path()?);
-        let begun = loader.args(std::env::args_os().skip(1).filter(|argument| argument != "--apart")).spawn();
-        return begun.map(drop).map_err(|error| format!("cannot start the loader of strace's programs: {error}"));
-    }
-    let LoaderOptions { exact, bytes_max, strace, numbers, .. } = options;
+    let LoaderOptions { exact, bytes_max, strace, numbers } = options;
     let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
     let (connection, _) = launch::tracing_server()?;
     let compiling = Compiling { engine: Engine::Jit, harden: false };
