@@ -55,9 +55,8 @@ impl Actor {
         let ids: Vec<AttachmentId> = (first..self.next_attachment).map(AttachmentId).collect();
         let requester = ReportTo::RequesterOf { first: ids[0], last: AttachmentId(self.next_attachment - 1) };
         let result = match pid {
-            // (It is a target when the tool lets it go.)
             Some(pid) if !self.targets.contains_key(&pid) && process::is_traced_by(pid, loader) => {
-                self.shared.held_by_tools.lock().expect("no panic under this lock").insert(pid);
+                self.await_tool(pid);
                 Ok(())
             }
             Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, Asked::Name, requester),

@@ -410,10 +410,15 @@ impl Actor {
             Err(refusal) if refusal.errno == Errno::ESRCH => {}
             // (`bpftrace -c` has begun it, and lets it go soon: it is a target then.)
             Err(_) if wanting.iter().any(|id| process::is_traced_by(pid, self.links[id].spec.loader)) => {
-                self.shared.held_by_tools.lock().expect("no panic under this lock").insert(pid);
+                self.await_tool(pid);
             }
             Err(refusal) => self.note_untaken(pid, refusal, &wanting),
         }
+    }
+
+    /// A process that links want is traced by their tool: it becomes a target when the tool lets it go.
+    pub(in crate::realm) fn await_tool(&self, pid: u32) {
+        self.shared.held_by_tools.lock().expect("no panic under this lock").insert(pid);
     }
 
     /// A program has run for a moment without probes, since it could not wait any longer for its turn.
