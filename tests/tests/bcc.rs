@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ring3_tests::{Bench, Process, root, victim};
+use ring3_tests::{Bench, Process, is_root, root, victim};
 
 /// Debian's, which has the module.
 const PYTHON: &str = "/usr/bin/python3";
@@ -156,6 +156,21 @@ fn statsnoop_attaches_to_all_functions() {
     let mut tool = Process::start(&mut tool(&bench, "statsnoop-bpfcc", headers.as_deref()));
     assert!(tool.line().contains("PATH"));
     interrupted(tool);
+}
+
+/// An ordinary user, to whom the kernel shows no addresses, sees the same functions.
+#[test]
+fn functions_of_system_calls_are_found_by_name() {
+    let script =
+        "from bcc import BPF\nfor name in ['__x64_sys_read', '__x64_sys_ring3']: print(BPF.ksymname(name) != -1)";
+    if begun().is_none() {
+        return;
+    }
+    let users = if is_root() { vec![Bench::ring3(), Bench::ring3_as(54_321)] } else { vec![Bench::ring3()] };
+    for bench in users {
+        let lines = works(Process::start(bench.load(PYTHON).args(["-c", script])).finish());
+        assert_eq!(lines, ["True", "False"]);
+    }
 }
 
 /// `_start` is among them, from which nothing returns.

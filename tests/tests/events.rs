@@ -24,16 +24,25 @@ fn intervals_print_clear_and_end_a_program_as_on_the_kernel() {
         return;
     }
     let program = r#"
-        BEGIN { printf("begin\n"); @kept = 7; @cleared[1] = 2; @zeroed[3] = 4; @counted[5] = count(); }
+        BEGIN { printf("begin %s %s, user %d\n", comm, curtask->comm, uid); @kept = 7; @cleared[1] = 2; @zeroed[3] = 4; @counted[5] = count(); }
         interval:ms:20 {
             @ticks = @ticks + 1;
             if (@ticks == 3) { printf("tick %d on %d\n", @ticks, cpu); print(@kept); print(@zeroed); }
             if (@ticks == 4) { clear(@cleared); zero(@zeroed); }
             if (@ticks == 5) { exit(); }
         }
-        END { printf("end\n"); clear(@ticks); }"#;
+        END { printf("end %s\n", comm); clear(@ticks); }"#;
     let lines = same_as_native(|bench| printed(bench, program));
-    for line in ["begin", "tick 3 on 0", "@kept: 7", "@zeroed[3]: 4", "@zeroed[3]: 0", "@counted[5]: 1", "end"] {
+    let begin = format!("begin bpftrace bpftrace, user {}", rustix::process::getuid().as_raw());
+    for line in [
+        begin.as_str(),
+        "tick 3 on 0",
+        "@kept: 7",
+        "@zeroed[3]: 4",
+        "@zeroed[3]: 0",
+        "@counted[5]: 1",
+        "end bpftrace",
+    ] {
         assert!(lines.iter().any(|found| found == line), "{line}: {lines:?}");
     }
     assert!(!lines.iter().any(|line| line.contains("@cleared")), "{lines:?}");

@@ -99,6 +99,21 @@ fn a_target_is_detached_while_threads_are_blocked_that_were_so_before() {
 }
 
 #[test]
+fn a_tool_is_told_that_a_process_was_taken_from_it() {
+    let bench = Bench::ring3();
+    let mut tool = trace_calls(&bench);
+    let process = ready(Command::new(blocked()).arg("late"));
+    attach(&bench, process.pid());
+    detach_and_verify(&bench, process.pid());
+    let_go(process);
+    tool.say("");
+    let (_, _, errors) = tool.finish();
+    let told =
+        errors.iter().filter(|line| line.contains("(blocked) is let go, because `ring3 detach` asks for that"));
+    assert_eq!(told.count(), 1, "{errors:?}");
+}
+
+#[test]
 fn verifying_shows_code_that_is_not_as_in_its_file() {
     use std::os::unix::fs::FileExt;
     let bench = Bench::ring3();

@@ -1,5 +1,5 @@
 //! A process that runs a program of a server's (`BPF_PROG_TEST_RUN`): what the program may do with its process, it does
-//! with one that has nothing.
+//! with one that has nothing. It learns of the thread that wants the run, as far as that thread is `current` in the kernel's run.
 //!
 //! The server starts it with one end of a socket as standard input, and sends a [`Request`] with the files that it names, in
 //! this order: the realm block, the text, the maps. The answer is an [`Answer`]. Both are a length of 4 bytes, little-endian,
@@ -10,12 +10,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use ring3_layout::sampled::Sampled;
 use ring3_maps::Geometry;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::events::{name_of, user_of};
 use crate::raw_region::{geometry_of_bytes, geometry_to_bytes};
 use crate::{Error, Runner, packet};
 
@@ -41,9 +43,36 @@ impl SharedMap {
     }
 }
 
+/// The thread that wants a program run, which waits meanwhile.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Caller {
+    /// Its process.
+    pub pid: u32,
+    /// Its own id.
+    pub tid: u32,
+}
+
+impl Caller {
+    /// What stands for the running thread, for a program with this context: the kernel runs the program on the caller.
+    fn sampled(self, context: &[u8]) -> Sampled {
+        Sampled {
+            pid_tgid: u64::from(self.pid) << 32 | u64::from(self.tid),
+            uid_gid: user_of(self.tid),
+            comm: name_of(self.tid),
+            context: context.as_ptr() as u64,
+            context_bytes: context.len() as u64,
+            ..Sampled::default()
+        }
+    }
+}
+
 /// What is to be run.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Request {
+    /// For whom.
+    pub caller: Caller,
+    /// Fields of tasks that it can read, as [`ring3_layout::task::TaskField`] has them.
+    pub tasks: Vec<[u16; 4]>,
     /// CPUs that there can be.
     pub cpus: u32,
     /// `BPF_PROG_TYPE_*`.
@@ -148,11 +177,13 @@ fn run(request: Request, files: &[OwnedFd]) -> Result<Answer, Error> {
         let geometry = geometry_of_bytes(&map.geometry).ok_or_else(damaged)?;
         runner.show_file(map.slot, &geometry, file.as_fd(), map.write)?;
     }
+    runner.know_tasks(&request.tasks);
     let program = runner.at(request.entry, request.per_cpu);
     let (mut context, mut packet) = (request.context, request.packet);
     if let Some(packet) = &mut packet {
         context = packet::context(request.prog_type, packet);
     }
-    let outcome = runner.run(program, &mut context, request.repeat)?;
+    let caller = request.caller.sampled(&context);
+    let outcome = runner.run_on(program, &mut context, request.repeat, Some(&caller))?;
     Ok(Answer { result: outcome.result, duration_ns: outcome.duration_ns, context, packet })
 }

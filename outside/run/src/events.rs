@@ -378,13 +378,13 @@ fn idle_name(cpu: u32) -> [u64; 2] {
 }
 
 /// A thread's name; where it has ended since, what ftrace writes for names that it does not know.
-fn name_of(tid: u32) -> [u64; 2] {
+pub(crate) fn name_of(tid: u32) -> [u64; 2] {
     let name = std::fs::read(format!("/proc/{tid}/comm")).ok();
     padded(name.as_deref().and_then(|name| name.strip_suffix(b"\n")).unwrap_or(b"<...>"))
 }
 
 /// `gid << 32 | uid` of a thread; the overflow ids if it has ended.
-fn user_of(tid: u32) -> u64 {
+pub(crate) fn user_of(tid: u32) -> u64 {
     const NOBODY: u64 = 65534 << 32 | 65534;
     let id = |status: &str, key: &str| -> Option<u64> {
         let line = status.lines().find_map(|line| line.strip_prefix(key))?;

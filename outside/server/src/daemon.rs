@@ -289,9 +289,9 @@ impl Server {
         brought: Brought,
     ) -> Result<Value, String> {
         let listener = fd.ok_or("the request has no seccomp listener")?;
-        let kept = self.keeper.keep(listener).map_err(|error| error.to_string())?;
         // (Before the loader goes on.)
         let whose = (pid, Terminal::of(pid));
+        let kept = self.keeper.keep(listener, whose.1).map_err(|error| error.to_string())?;
         let server = self.clone();
         self.sessions.fetch_add(1, Ordering::AcqRel);
         let spawned = std::thread::Builder::new().name(format!("ring3-load-{pid}")).spawn(move || {

@@ -11,7 +11,8 @@ use ring3_verifier::KernelFunctions;
 use crate::loader::call_function;
 use crate::realm::task_table;
 
-const KERNEL_SYMBOLS: &str = "/proc/kallsyms";
+/// All symbols of the kernel; their addresses are 0 for who may not know them.
+pub(crate) const KERNEL_SYMBOLS: &str = "/proc/kallsyms";
 
 /// What is known of the kernel.
 pub(crate) struct Kernel {

@@ -50,6 +50,14 @@ pub struct TaskTable {
     pub fields: [TaskField; TASK_FIELDS_MAX],
 }
 
+impl TaskTable {
+    /// The fields as they are sent to processes that fill a table of their own: place, bytes, source and which.
+    pub fn rows(&self) -> impl Iterator<Item = [u16; 4]> {
+        let fields = self.fields.iter().take(self.count as usize);
+        fields.map(|field| [field.place, field.bytes, field.source, field.which])
+    }
+}
+
 macro_rules! sources {
     ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
         /// Where the agent takes a field's value from.

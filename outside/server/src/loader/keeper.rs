@@ -2,7 +2,8 @@
 //!
 //! A loader's `open`, `stat` and `poll` wait for its listener as bpf(2) does; without a listener the kernel says `ENOSYS` to all of
 //! them. So a second process holds each listener. It does nothing until the server's end of a socket closes. From then on
-//! it lets the kernel carry out what the loader asks, and says `ENOSYS` to bpf(2) and perf_event_open(2).
+//! it lets the kernel carry out what the loader asks, and says `ENOSYS` to bpf(2) and perf_event_open(2). A tool that only waits for
+//! events asks nothing: so each is told on its terminal.
 //!
 //! A call that the server had received and not answered is received by nobody again, and its thread would wait for ever. So the kernel
 //! hands calls over in a file that the keeper reads then (`Ledger`): there is no moment at which a received call is unknown.
@@ -19,8 +20,10 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType,
 };
+use serde::{Deserialize, Serialize};
 
 use super::raw_seccomp::{self, Notification, NotificationPage};
+use crate::realm::Terminal;
 
 /// Bytes of an entry: a call's id and its number.
 const ENTRY_BYTES: usize = 16;
@@ -91,8 +94,20 @@ impl Drop for Awaited {
 }
 
 /// What a message to the keeper says of the listener that comes along.
-const KEEP: &[u8; 1] = b"k";
-const SERVE: &[u8; 1] = b"s";
+#[derive(Serialize, Deserialize)]
+enum Message {
+    /// It is to be held. This is its loader's standard error.
+    Keep(Option<Terminal>),
+    /// Nobody else serves it from now on.
+    Serve,
+}
+
+/// Bytes of a message at most.
+const MESSAGE_BYTES_MAX: usize = 512;
+
+/// What a tool is told when the server has gone.
+const SERVER_GONE: &str = "the server has ended, and with it this tool's programs and maps: it sees no more events; end it, and begin it \
+                           again with `ring3 load`";
 
 /// The keeper as the server sees it: started for the first loader.
 #[derive(Default)]
@@ -111,27 +126,28 @@ pub struct KeptListener {
 }
 
 impl Keeper {
-    /// Has a loader's listener held. Without a keeper the loader is served all the same.
+    /// Has the listener of a loader held, which is given with its standard error. Without a keeper the loader is served all the same.
     ///
     /// # Errors
     /// There is no memory for what is written down.
-    pub fn keep(&self, listener: OwnedFd) -> std::io::Result<KeptListener> {
+    pub fn keep(&self, listener: OwnedFd, terminal: Option<Terminal>) -> std::io::Result<KeptListener> {
         let kept = KeptListener { listener: Arc::new(listener), ledger: Arc::new(Ledger::new()?) };
-        self.tell(KEEP, &kept);
+        self.tell(&Message::Keep(terminal), &kept);
         Ok(kept)
     }
 
     /// Leaves a loader to the keeper: the server cannot serve it.
     pub fn leave(&self, kept: &KeptListener) {
-        self.tell(SERVE, kept);
+        self.tell(&Message::Serve, kept);
     }
 
-    fn tell(&self, what: &[u8], kept: &KeptListener) {
+    fn tell(&self, message: &Message, kept: &KeptListener) {
+        let message = serde_json::to_vec(message).expect("it has no keys but names");
         let mut keeper = self.0.lock().expect("no panic under this lock");
         // One that was killed is replaced.
         let told = (0..2).any(|_| {
             let started = keeper.take().map_or_else(Started::new, Ok);
-            let sent = started.and_then(|started| started.send(what, kept));
+            let sent = started.and_then(|started| started.send(&message, kept));
             *keeper = sent.inspect_err(|error| tracing::warn!("no keeper of loaders: {error}")).ok();
             keeper.is_some()
         });
@@ -151,12 +167,12 @@ impl Started {
         Ok(Started { child: command.spawn()?, socket })
     }
 
-    fn send(mut self, what: &[u8], kept: &KeptListener) -> std::io::Result<Started> {
+    fn send(mut self, message: &[u8], kept: &KeptListener) -> std::io::Result<Started> {
         let files = [kept.listener.as_fd(), kept.ledger.file.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&files));
-        match rustix::net::sendmsg(&self.socket, &[IoSlice::new(what)], &mut control, SendFlags::NOSIGNAL) {
+        match rustix::net::sendmsg(&self.socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL) {
             Ok(_) => Ok(self),
             Err(error) => {
                 let _ = self.child.kill();
@@ -173,6 +189,7 @@ struct HeldListener {
     ledger: OwnedFd,
     /// Nobody else does.
     serves: bool,
+    terminal: Option<Terminal>,
 }
 
 /// The keeper's life: until the server and all its loaders are gone.
@@ -202,6 +219,7 @@ pub fn run(socket: BorrowedFd<'_>) -> Result<(), String> {
             server_lives = hear(socket, &mut held);
             if !server_lives {
                 held.retain_mut(HeldListener::take_over);
+                held.iter().for_each(HeldListener::tell);
             }
         }
     }
@@ -210,28 +228,32 @@ pub fn run(socket: BorrowedFd<'_>) -> Result<(), String> {
 
 /// Takes a message; false at the socket's end.
 fn hear(socket: BorrowedFd<'_>, held: &mut Vec<HeldListener>) -> bool {
-    let mut what = [0u8];
+    let mut message = [0; MESSAGE_BYTES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut what)], &mut control, flags);
-    match received {
+    let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut message)], &mut control, flags);
+    let bytes = match received {
         // The message is still there.
         Err(rustix::io::Errno::INTR | rustix::io::Errno::NOMEM | rustix::io::Errno::NOBUFS) => return true,
-        Ok(message) if message.bytes == 1 => {}
+        Ok(received) if received.bytes != 0 => received.bytes,
         _ => return false,
-    }
+    };
+    let Ok(message) = serde_json::from_slice(&message[..bytes]) else { return false };
     let mut files = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
     });
     let mut files = files.next().into_iter().flatten();
     let (Some(listener), Some(ledger)) = (files.next(), files.next()) else { return true };
-    let mut new = HeldListener { listener, ledger, serves: false };
-    if what == *SERVE {
-        held.retain(|held| !held.is_same_as(&new));
-        if !new.take_over() {
-            return true;
+    let mut new = HeldListener { listener, ledger, serves: false, terminal: None };
+    match message {
+        Message::Keep(terminal) => new.terminal = terminal,
+        Message::Serve => {
+            held.retain(|held| !held.is_same_as(&new));
+            if !new.take_over() {
+                return true;
+            }
         }
     }
     held.push(new);
@@ -277,6 +299,14 @@ impl HeldListener {
             self.answer(id, number);
         }
         true
+    }
+
+    /// Tells the tool that the server has gone. (ring3's own commands notice that, and say what it means for them.)
+    fn tell(&self) {
+        let own = std::fs::read_link("/proc/self/exe").ok();
+        if let Some(terminal) = self.terminal.filter(|terminal| terminal.program() != own) {
+            terminal.say(SERVER_GONE);
+        }
     }
 
     fn answer(&self, id: u64, number: i32) {

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use ring3_run::child;
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{Field, test_run as t};
 use ring3_uapi::bpf::prog_type;
@@ -58,10 +59,11 @@ pub(super) fn prog_test_run(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let (address, passed) = (caller.arg(1), attr.passed);
     let spawned = std::thread::Builder::new().name("ring3-test-run".into()).spawn(move || {
         let (id, tid) = call;
+        let whose = child::Caller { pid: raw_seccomp::leader(tid), tid };
         let is_waited_for = || raw_seccomp::is_valid(listener.as_fd(), id) && !Caller::has_signal(tid);
         let result = run(
             &program,
-            input,
+            (whose, input),
             &is_waited_for,
             |at, bytes| raw_seccomp::write(tid, at, bytes).map_err(Errno),
             &attr,
@@ -77,7 +79,7 @@ pub(super) fn prog_test_run(caller: &Caller<'_>, attr: &Attr) -> Reply {
 /// Runs it, and tells the caller what came of it.
 fn run(
     program: &Arc<Program>,
-    input: TestInput,
+    (caller, input): (child::Caller, TestInput),
     is_waited_for: &dyn Fn() -> bool,
     write: impl Fn(u64, &[u8]) -> Result<(), Errno>,
     attr: &Attr,
@@ -85,9 +87,10 @@ fn run(
     passed: usize,
 ) -> Result<(), Errno> {
     let (kind, repeat) = (input.prog_type, input.repeat);
-    let answer = program.realm.test_run(&program.text, program.facts.uses_per_cpu, input, is_waited_for).map_err(
-        |refusal| refuse(refusal.errno, format_args!("BPF_PROG_TEST_RUN of {:?}: {refusal}", program.name)),
-    )?;
+    let answer =
+        program.realm.test_run(&program.text, program.facts.uses_per_cpu, caller, input, is_waited_for).map_err(
+            |refusal| refuse(refusal.errno, format_args!("BPF_PROG_TEST_RUN of {:?}: {refusal}", program.name)),
+        )?;
     let tell = |field: Field, value: u32| {
         if field.end() <= passed { write(address + field.at as u64, &value.to_le_bytes()) } else { Ok(()) }
     };

@@ -5,10 +5,10 @@
 //!
 //! The kernel lets only root read them, where tracefs is mounted; here the server always answers for them. If the kernel has no
 //! kprobe PMU, the server also answers for the PMU's files, and for the lists of probes that were made by writing
-//! (`kprobe_events`), which loaders read first. All other files are the kernel's: calls on them go on to it. So does the question
+//! (`kprobe_events`), which loaders read first; and for the list of symbols (`/proc/kallsyms`), if all addresses in it are hidden. All other files are the kernel's: calls on them go on to it. So does the question
 //! whether debugfs has tracefs in it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Write as _;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -23,6 +23,7 @@ use super::names::path_of;
 use super::tracepoint::Tracepoint;
 use super::{Caller, Outcome, Reply, descriptors, perf};
 use crate::control::runtime_dir;
+use crate::kernel::KERNEL_SYMBOLS;
 use crate::loader::objects::errno;
 
 /// Where tracefs is mounted, and where it is too if debugfs is.
@@ -48,6 +49,8 @@ enum Entry {
     KprobeReturn,
     /// `kprobe_events`, `uprobe_events`, where nobody can read them: there are none.
     Probes,
+    /// The kernel's symbols, where it tells nobody their addresses.
+    Symbols,
     /// A tracepoint's `id`.
     Id(Tracepoint),
     /// A tracepoint's `format`.
@@ -65,6 +68,9 @@ impl Entry {
                 _ => return None,
             };
             return perf::kernel_pmu("kprobe").is_ok_and(|pmu| pmu.is_none()).then_some(entry);
+        }
+        if path == Path::new(KERNEL_SYMBOLS) {
+            return symbols().is_some().then_some(Entry::Symbols);
         }
         let (root, rest) = ROOTS.iter().find_map(|root| Some((*root, path.strip_prefix(root).ok()?.to_str()?)))?;
         let parts: Vec<&str> = rest.split('/').filter(|part| !part.is_empty()).collect();
@@ -103,6 +109,7 @@ impl Entry {
             Entry::Functions => TABLE.iter().map(|call| format!("{}\n", function_of(call))).collect(),
             Entry::KprobeType => format!("{}\n", perf::KPROBE_TYPE),
             Entry::KprobeReturn => "config:0\n".into(),
+            Entry::Symbols => symbols().unwrap_or_default().to_owned(),
             Entry::Id(tracepoint) => format!("{}\n", tracepoint.id()),
             Entry::Format(tracepoint) => tracepoint.format(),
         }
@@ -125,10 +132,37 @@ impl Entry {
             Entry::KprobeType => 4,
             Entry::KprobeReturn => 5,
             Entry::Probes => 6,
+            Entry::Symbols => 7,
             Entry::Id(tracepoint) => 2 * tracepoint.id(),
             Entry::Format(tracepoint) => 2 * tracepoint.id() + 1,
         }
     }
+}
+
+/// The kernel's symbols with addresses for functions of system calls, if the kernel shows none, as to an ordinary user: tools look there
+/// which of these functions exist, and take those without address to be missing. They get addresses that mean nothing.
+fn symbols() -> Option<&'static str> {
+    static SYMBOLS: OnceLock<Option<String>> = OnceLock::new();
+    let read = || with_addresses(&std::fs::read_to_string(KERNEL_SYMBOLS).ok()?);
+    SYMBOLS.get_or_init(read).as_deref()
+}
+
+fn with_addresses(hidden: &str) -> Option<String> {
+    /// Of the kernel's text where nothing is randomized (Documentation/arch/x86/x86_64/mm.rst).
+    const FIRST: u64 = 0xffff_ffff_8100_0000;
+    const BYTES: u64 = 16;
+    const NO_ADDRESS: &str = "0000000000000000 ";
+    let named = |line: &str| Some(line.strip_prefix(NO_ADDRESS)?.split_whitespace().nth(1)?.to_owned());
+    if hidden.is_empty() || hidden.lines().any(|line| !line.starts_with(NO_ADDRESS)) {
+        return None;
+    }
+    let functions: HashSet<String> = TABLE.iter().map(function_of).collect();
+    let mut addresses = (FIRST..).step_by(BYTES as usize);
+    let shown = hidden.lines().map(|line| match named(line).filter(|name| functions.contains(name)) {
+        Some(_) => format!("{:016x} {}\n", addresses.next().unwrap_or(FIRST), &line[NO_ADDRESS.len()..]),
+        None => format!("{line}\n"),
+    });
+    Some(shown.collect())
 }
 
 fn listed(path: &Path, category: Option<&'static str>) -> Entry {
@@ -302,6 +336,16 @@ mod tests {
         assert_eq!(at("/sys/bus/event_source/devices/uprobe/type"), None);
         assert_eq!((at(ROOTS[0]), at(ROOTS[1]), at("/sys/kernel")), (Some(Entry::Directory), None, None));
         assert_eq!(at("/sys/kernel/tracing2/available_events"), None);
+    }
+
+    #[test]
+    fn hidden_addresses_of_system_calls_are_made_up_and_no_others() {
+        let hidden =
+            "0000000000000000 T _text\n0000000000000000 T __x64_sys_read\n0000000000000000 t __x64_sys_write [m]\n";
+        let shown =
+            "0000000000000000 T _text\nffffffff81000000 T __x64_sys_read\nffffffff81000010 t __x64_sys_write [m]\n";
+        assert_eq!(with_addresses(hidden).as_deref(), Some(shown));
+        assert_eq!((with_addresses(""), with_addresses("ffffffff81000040 T _text\n")), (None, None));
     }
 
     #[test]

@@ -631,15 +631,14 @@ impl Actor {
             let _ = reply.send(self.detached_orphan(pid));
             return;
         };
+        let ours = verify.then(|| target.own_ranges());
+        let target = &self.targets[&pid];
         if target.is_of_strace() {
             self.shared.note_let_go(pid, &target.comm, "`ring3 detach` asks for that");
+        } else {
+            self.say_to_tools(target, "is let go, because `ring3 detach` asks for that: this tool sees it no more");
         }
-        let detach_request = DetachRequest {
-            pid,
-            ours: verify.then(|| target.own_ranges()),
-            until: Instant::now() + DETACH_WITHIN,
-            reply,
-        };
+        let detach_request = DetachRequest { pid, ours, until: Instant::now() + DETACH_WITHIN, reply };
         self.begin_detach(pid);
         match self.detach_within(pid, DETACH_AT_ONCE) {
             Err(DetachFailure { is_soon: true, .. }) => self.detach_requests.push(detach_request),

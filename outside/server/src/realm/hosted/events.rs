@@ -288,9 +288,7 @@ impl Host {
         let host = Arc::new(Host { process: Mutex::new(process), events: AtomicUsize::new(0), program });
         let files = [shared.domains.own().block().file.file(), shared.text.file()];
         let (entry, per_cpu) = (host.program.text.entry, host.program.per_cpu);
-        let table = &known().tasks;
-        let fields = table.fields.iter().take(table.count as usize);
-        let tasks = fields.map(|field| [field.place, field.bytes, field.source, field.which]).collect();
+        let tasks = known().tasks.rows().collect();
         host.order(&Order::Begin { cpus: possible_cpus(), entry, per_cpu, asked, tasks }, &files)?;
         hosts.insert(host.program.id, Arc::downgrade(&host));
         drop(hosts);

@@ -4,11 +4,12 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use ring3_run::child::{Answer, Request};
+use ring3_run::child::{Answer, Caller, Request};
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::process::ProgramProcess;
+use crate::kernel::known;
 use crate::realm::{ProgramText, Realm, Refusal, possible_cpus};
 
 /// Whether the result is still waited for is asked this often.
@@ -28,7 +29,7 @@ pub struct TestInput {
 }
 
 impl Realm {
-    /// Runs a program by itself while somebody waits for it.
+    /// Runs a program by itself while somebody, for whom it is, waits.
     ///
     /// # Errors
     /// `EINTR` if nobody waits any more, `E2BIG` for too many maps, else why there is no process for it.
@@ -36,6 +37,7 @@ impl Realm {
         &self,
         program: &ProgramText,
         uses_per_cpu: bool,
+        caller: Caller,
         input: TestInput,
         is_waited_for: &dyn Fn() -> bool,
     ) -> Result<Answer, Refusal> {
@@ -44,6 +46,8 @@ impl Realm {
         let own = [self.shared.domains.own().block().file.file(), self.shared.text.file()];
         let files: Vec<BorrowedFd<'_>> = own.into_iter().chain(new.files()).collect();
         let request = Request {
+            caller,
+            tasks: known().tasks.rows().collect(),
             cpus: possible_cpus(),
             prog_type: input.prog_type,
             entry: program.entry,

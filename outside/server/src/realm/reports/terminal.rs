@@ -7,11 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use ring3_event::is_unseen;
 use ring3_inject as inject;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use serde::{Deserialize, Serialize};
 
 use crate::realm::AttachmentId;
 use crate::realm::target::{Link, Target};
@@ -24,7 +26,7 @@ const REASONS_MAX: usize = 3;
 const LOOKS_MAX: u32 = 8;
 
 /// The standard error of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Terminal {
     pid: u32,
     file: (u64, u64),
@@ -43,6 +45,11 @@ impl Terminal {
     pub fn of_loader(pid: u32, begun: Option<Terminal>) -> Option<Terminal> {
         let first = begun.filter(|begun| begun.pid == pid).map(|begun| begun.file);
         Some(Terminal { first, ..Terminal::of(pid)? })
+    }
+
+    /// What the process runs.
+    pub(crate) fn program(self) -> Option<PathBuf> {
+        std::fs::read_link(format!("/proc/{}/exe", self.pid)).ok()
     }
 
     /// Opens the process's standard error, or the copy of it that a tool keeps which has silenced that for a while.
@@ -114,6 +121,15 @@ impl Actor {
         }
         self.shared.note_let_go(pid, &target.comm, why);
         self.begin_detach(pid);
+    }
+
+    /// Says something of a target to the tools whose links it has, and to nobody else.
+    pub(in crate::realm) fn say_to_tools(&self, target: &Target, what: &str) {
+        let terminals: BTreeSet<Terminal> =
+            target.links_for(&self.links).filter_map(|(_, spec)| spec.terminal).collect();
+        for terminal in terminals {
+            terminal.say(&format!("process {} ({}) {what}", target.pid, target.comm));
+        }
     }
 
     /// Says something of a target to whoever began it, else to the tools whose links it has.
