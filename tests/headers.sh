@@ -8,7 +8,7 @@ common=$(ls -d /usr/src/linux-headers-*-common 2>/dev/null | tail -n 1)
 own=$(ls -d "${common%-common}"-* | grep -v -e '-common$' | head -n 1)
 tree="$1/$(basename "$own")"
 if [ ! -d "$tree" ]; then
-	mkdir "$tree.$$"
+	mkdir -p "$tree.$$"
 	for part in include arch; do
 		cp -rs "$common/$part" "$own/$part" "$tree.$$/"
 	done

@@ -210,6 +210,11 @@ fn a_library_that_is_loaded_later_is_probed_before_its_first_call() {
 }
 
 #[test]
+fn code_that_a_program_maps_once_more_by_itself_is_probed_there_too() {
+    check("again", 1000, &["plain", "plain:ret"], "1000", &[1000, 1000]);
+}
+
+#[test]
 fn static_and_musl_programs_are_traced() {
     let flags = ["-static"];
     let statically = ring3_tests::victim("busy-static", "gcc", "busy.c", &flags);

@@ -363,6 +363,24 @@ fn processes_of_ring3_itself_are_traced_by_ptrace() {
     other.wait();
 }
 
+/// A signal that stops a process, and SIGCONT right behind it: natively the process runs on, and so it does if the first of the two comes
+/// where ring3 delays it.
+#[test]
+fn a_process_that_is_stopped_and_continued_at_once_runs_on() {
+    const ROUNDS: u32 = 150;
+    if !has_strace() {
+        return;
+    }
+    let script =
+        "i=0; while [ $i -lt $0 ]; do i=$((i+1)); sleep 0.01 & kill -STOP $!; kill -CONT $!; wait; done; echo $i";
+    let command = ["sh", "-c", script, &ROUNDS.to_string()];
+    let bench = Bench::ring3();
+    let mut strace = bench.load("strace");
+    let mut strace = Process::start(strace.args(["-f", "-o", "/dev/null"]).args(command));
+    assert_eq!(strace.line(), ROUNDS.to_string());
+    assert_eq!(strace.finish().0, Some(0));
+}
+
 #[test]
 fn a_program_goes_on_when_strace_is_killed() {
     let bench = Bench::ring3();

@@ -318,6 +318,44 @@ fn a_running_process_is_traced_until_ctrl_c_and_goes_on() {
     drop(victim);
 }
 
+/// Two children that read what their parent is told.
+fn family() -> Process {
+    let script = "exec 3<&0; cat <&3 & cat <&3 & echo ready; wait";
+    let mut parent = Process::start(Command::new("sh").args(["-c", script]).stdin(Stdio::piped()));
+    assert_eq!(parent.line(), "ready");
+    parent
+}
+
+#[test]
+fn children_that_a_process_has_are_attached_with_it() {
+    let (bench, parent, other) = (Bench::ring3(), family(), family());
+    let pids = [parent.pid().to_string(), other.pid().to_string()];
+    let (code, out, errors) = bench.run(&["attach", &pids[0], &pids[1]]);
+    let whose = |name: &str| out.lines().filter(|line| line.contains(name)).count();
+    assert_eq!((code, errors.as_str(), whose("(sh)"), whose("(cat)")), (Some(0), "", 2, 4), "{out}");
+    let (code, _, errors) = bench.run(&["detach", "1", &pids[0], &pids[1]]);
+    let targets = bench.status()["targets"].as_array().map_or(0, Vec::len);
+    assert_eq!((code, targets), (Some(1), 4), "{errors}");
+}
+
+#[test]
+fn children_that_a_process_has_are_traced_with_it() {
+    let (bench, mut parent) = (Bench::ring3(), family());
+    let pid = parent.pid().to_string();
+    let mut trace = bench.ring3_command(&["trace", "-e", "read", "-o", "/dev/stdout", "-p", &pid]);
+    let mut trace = Process::start(&mut trace);
+    let line = std::iter::repeat_with(|| {
+        parent.say("to whom it may concern");
+        parent.line();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        trace.lines_so_far()
+    });
+    let line = line.take(200).find(|lines| !lines.is_empty()).expect("calls are seen");
+    assert!(line[0].contains("to whom it may concern"), "{line:?}");
+    trace.signal(rustix::process::Signal::INT);
+    assert_eq!(trace.wait(), Some(0));
+}
+
 /// The table was empty: the programs' counts end with the server.
 #[test]
 fn counts_are_shown_when_the_server_has_ended() {

@@ -253,18 +253,20 @@ Examples:
     Convert(record::Convert),
     /// Make a running process a target
     ///
-    /// You must be permitted to ptrace(2) the process. Probes that cannot be applied in it are named on standard error.
+    /// Its children are targets, too: those that it has, and those to come. You must be permitted to ptrace(2) the process. Probes that
+    /// cannot be applied in it are named on standard error.
     #[command(after_long_help = "\
 Examples:
   ring3 attach 4711
-  ring3 attach $(pgrep -o nginx)
+  ring3 attach $(pgrep -o nginx)         The master, and its workers
+  ring3 attach $(pgrep -u www-data)
 ")]
     Attach {
         #[command(flatten)]
         following: Following,
         /// Its process id
-        #[arg(value_parser = process_id, allow_negative_numbers = true)]
-        pid: u32,
+        #[arg(required = true, value_name = "PID", value_parser = process_id, allow_negative_numbers = true)]
+        pids: Vec<u32>,
     },
     /// Remove all probes and the agent from a target
     ///
@@ -280,8 +282,8 @@ Examples:
         #[arg(long)]
         verify: bool,
         /// Its process id
-        #[arg(value_parser = process_id, allow_negative_numbers = true)]
-        pid: u32,
+        #[arg(required = true, value_name = "PID", value_parser = process_id, allow_negative_numbers = true)]
+        pids: Vec<u32>,
     },
     /// Show the server, tools, targets, programs, maps, links and probe sites
     #[command(after_long_help = "\

@@ -94,8 +94,8 @@ fn run() -> ExitCode {
         },
         Action::Convert(wanted) => record::convert(&wanted),
         Action::Start { following, held, command } => start(!following.no_follow, held, &command),
-        Action::Attach { following, pid } => attach(!following.no_follow, pid).map_err(Failure::from),
-        Action::Detach { verify, pid } => detach(pid, verify).map_err(Failure::from),
+        Action::Attach { following, pids } => attach(!following.no_follow, &pids).map_err(Failure::from),
+        Action::Detach { verify, pids } => detach(&pids, verify).map_err(Failure::from),
         Action::Status { verbose, json, trace } => status(verbose, json, trace).map_err(Failure::from),
         Action::Unpin { path } => unpin(path).map_err(Failure::from),
         Action::Stop => stop().map_err(Failure::from),
@@ -202,14 +202,30 @@ fn exec(program: &Path, command: &[String]) -> Result<(), Failure> {
     Err(launch::cannot_run(&command[0], &execute(program, command, &[], false)))
 }
 
-fn attach(follow: bool, pid: u32) -> Result<(), String> {
-    let target = launch::server()?.ask(&Request::attach(pid, follow), None)?;
-    show::attached(&target)
+/// Does something for each of several processes, whatever becomes of the others; the error is that of the last one that has one.
+fn for_each(pids: &[u32], mut one: impl FnMut(u32) -> Result<(), String>) -> Result<(), String> {
+    let mut failed = Ok(());
+    for done in pids.iter().map(|pid| one(*pid)).filter(Result::is_err) {
+        if let Err(why) = std::mem::replace(&mut failed, done) {
+            say!("ring3: {why}");
+        }
+    }
+    failed
 }
 
-fn detach(pid: u32, verify: bool) -> Result<(), String> {
+fn attach(follow: bool, pids: &[u32]) -> Result<(), String> {
+    let server = launch::server()?;
+    for_each(pids, |pid| show::attached(&server.ask(&Request::attach(pid, follow), None)?))
+}
+
+fn detach(pids: &[u32], verify: bool) -> Result<(), String> {
     // A server that was killed may have left something in the process: a new one takes it out.
-    let answer = launch::server()?.ask(&Request::Detach { pid, verify }, None)?;
+    let server = launch::server()?;
+    for_each(pids, |pid| detach_one(&server, pid, verify))
+}
+
+fn detach_one(server: &Connection, pid: u32, verify: bool) -> Result<(), String> {
+    let answer = server.ask(&Request::Detach { pid, verify }, None)?;
     if !verify {
         return Ok(());
     }

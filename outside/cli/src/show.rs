@@ -31,7 +31,17 @@ pub(crate) fn attached(target: &Value) -> Result<(), String> {
     for line in refusals(target) {
         say!("ring3: {line}");
     }
+    let children = target["children"].as_array().into_iter().flatten();
+    children.filter(|child| child["why"].is_null()).try_for_each(attached)?;
+    children_not_attached(target);
     Ok(())
+}
+
+/// Says which children that a process had when it was attached were not.
+pub(crate) fn children_not_attached(target: &Value) {
+    for child in target["children"].as_array().into_iter().flatten().filter(|child| !child["why"].is_null()) {
+        say!("ring3: its child {} is not attached: {}", child["pid"], text(&child["why"]));
+    }
 }
 
 /// What could not be applied in a target, one line for each reason.

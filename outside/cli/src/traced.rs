@@ -24,7 +24,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::arguments::process_id;
 use crate::held::Held;
-use crate::{Failure, held, launch, process};
+use crate::{Failure, held, launch, process, show};
 
 /// Which events, and whose.
 #[derive(Debug, Args)]
@@ -166,7 +166,7 @@ impl Begun {
         let mut session = Session::open(plan)?;
         session.refused().iter().for_each(|why| say!("ring3: {why}"));
         if let Some(pid) = family {
-            connection.ask(
+            let attached = connection.ask(
                 &Request::Attach {
                     pid,
                     follow: true,
@@ -176,6 +176,7 @@ impl Begun {
                 },
                 None,
             )?;
+            show::children_not_attached(&attached);
         }
         let (stop, interrupted) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         for (signal, flag) in [(SIGTERM, stop.clone()), (SIGINT, interrupted.clone())] {

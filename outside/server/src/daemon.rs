@@ -1,5 +1,6 @@
 //! The server process: accepts requests, runs sessions, ends when idle.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +21,7 @@ use crate::control::{Connection, Request, runtime_dir};
 use crate::loader::keeper::Keeper;
 use crate::loader::objects::Subsystem;
 use crate::loader::{Brought, LoadOptions, Session};
-use crate::realm::{EventFd, ExtensionClass, Following, PerfFiles, Realm, Terminal};
+use crate::realm::{EventFd, ExtensionClass, Following, PerfFiles, Realm, TargetStatus, Terminal};
 
 /// Without loaders, targets, names of objects and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
 const IDLE_SECONDS: u64 = 10;
@@ -90,6 +91,21 @@ pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
     let _ = std::fs::remove_dir_all(dir.join(crate::loader::LISTED_DIRECTORY));
     tracing::info!("the server ends");
     Ok(())
+}
+
+/// Attaches the children that a process has, theirs, and those that are made meanwhile: what became of each, or why it was not attached.
+fn attach_descendants(pid: u32, attach: impl Fn(u32) -> Result<TargetStatus, String>) -> Vec<Value> {
+    let mut answers = vec![];
+    let mut seen = BTreeSet::from([pid]);
+    let mut looked_at = vec![pid];
+    while let Some(parent) = looked_at.pop() {
+        for child in ring3_inject::children(parent).into_iter().filter(|child| seen.insert(*child)) {
+            looked_at.push(child);
+            answers
+                .push(attach(child).map_or_else(|why| json!({ "pid": child, "why": why }), |target| json!(target)));
+        }
+    }
+    answers
 }
 
 fn following(follow: bool) -> Following {
@@ -252,7 +268,18 @@ impl Server {
                     .realm
                     .add_target(pid, following, of_family, before_program)
                     .map_err(|refusal| refusal.message)?;
-                Ok(json!(target))
+                let mut answer = json!(target);
+                // (strace takes no children that there are already.)
+                if follow && of_family.is_none() && !before_program {
+                    let attach = |child: u32| {
+                        reaches(child)?;
+                        let family = for_links.then_some(pid);
+                        let added = self.realm.add_target(child, following, family, false);
+                        added.map_err(|refusal| refusal.message)
+                    };
+                    answer["children"] = attach_descendants(pid, attach).into();
+                }
+                Ok(answer)
             }
             Request::Detach { pid, verify } => {
                 reaches(pid)?;

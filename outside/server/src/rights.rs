@@ -47,12 +47,15 @@ pub(crate) struct Identity {
     /// `None` if it is hidden from the server.
     namespace: Option<NamespaceId>,
     is_dumpable: bool,
+    /// See [`Identity::user`].
+    accountable: u32,
 }
 
 impl Identity {
-    /// The user who made it, as the server sees user namespaces; `None`: root.
+    /// Who is accountable for it, as the server sees user namespaces: its user, or who has made the outermost namespace that it is in and
+    /// the server is not (there, a user can have many ids). `None`: root.
     pub(crate) fn user(&self) -> Option<u32> {
-        Some(self.uids[0]).filter(|user| *user != 0)
+        Some(self.accountable).filter(|user| *user != 0)
     }
 }
 
@@ -314,7 +317,9 @@ impl Subject {
             return None;
         }
         let permitted = theirs.permitted;
-        Some(Identity { uids, gids, permitted, namespace, is_dumpable: self.is_dumpable })
+        let outermost = self.namespaces.iter().take_while(|space| !own.is_in(Some(space.id))).last();
+        let accountable = outermost.and_then(|space| space.owner).unwrap_or(uids[0]);
+        Some(Identity { uids, gids, permitted, namespace, is_dumpable: self.is_dumpable, accountable })
     }
 }
 
@@ -403,6 +408,18 @@ mod tests {
         assert!(!rights(0, ALL, INNER).reaches_all_beside(&own));
         let user = rights(1000, 0, OUTER);
         assert!(user.reaches_all_beside(&user) && !rights(1000, ALL, INNER).reaches_all_beside(&user));
+    }
+
+    #[test]
+    fn who_has_made_a_namespace_is_accountable_for_the_users_in_it() {
+        let own = rights(0, ALL, OUTER);
+        let user = |uid: u32, namespaces: &[(NamespaceId, u32)]| {
+            subject(uid, 0, namespaces).identity_beside(&own).expect("it is no target of root's").user()
+        };
+        assert_eq!(user(1000, &[(OUTER, 0)]), Some(1000));
+        assert_eq!(user(100_001, &[(INNER, 1000), (OUTER, 0)]), Some(1000));
+        assert_eq!(user(100_001, &[((4, 3), 100_000), (INNER, 1000), (OUTER, 0)]), Some(1000));
+        assert_eq!(user(100_001, &[(INNER, 0), (OUTER, 0)]), None);
     }
 
     #[test]

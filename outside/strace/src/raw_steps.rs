@@ -8,6 +8,9 @@
 //! - at the instruction that makes the call: then it enters the kernel, and the signal is sent to it there. The call meets it as one that
 //!   was sent meanwhile, and it stops the thread at the call's end, as natively.
 //!
+//! A stopping signal is not sent again: a SIGCONT that has come meanwhile would not end that stop, and the thread would stay stopped. If
+//! one has come, the stop is over before it begins, as in the kernel (kernel/signal.c:prepare_signal, JOBCTL_STOP_DEQUEUED).
+//!
 //! Where ring3's code is about to make a system call in which it may wait, for who reads the ring buffer, say, the signal comes after all,
 //! as it does if the instructions are too many, or the call is one that makes a process or a thread.
 
@@ -15,9 +18,10 @@ use libc::{c_int, pid_t};
 use ring3_layout::region::{REGION_BYTES, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
 use ring3_layout::syscall::{CLONE_SYSCALLS, SYSCALL_BYTES};
 
+use crate::process;
 use crate::raw_calls::{mask, plain, registers, set_mask, set_signal_info, signal_info, wait_for, with};
 use crate::raw_tracer::Event;
-use crate::shim::{RAISED, RESTART_BLOCK, RESTARTS};
+use crate::shim::{RAISED, RESTART_BLOCK, RESTARTS, STOPPING};
 
 /// Instructions at most.
 const STEPS_MAX: u32 = 3000;
@@ -87,6 +91,8 @@ pub(crate) enum Settled {
     At(Event),
     /// It runs, and gets the signal in the call that it makes.
     Sent(Sent),
+    /// It runs without the signal, which would have stopped it.
+    TakenBack,
 }
 
 /// What is next.
@@ -148,7 +154,8 @@ pub(crate) fn settle(event: Event, places: Option<Places>, is_writing: impl Fn(p
         step = next();
     }
     // (SIGCONT has done what it does when it was sent.)
-    let enters = matches!(step, Next::Enter) && signal != libc::SIGCONT;
+    let is_for_jobs = signal == libc::SIGCONT || STOPPING.contains(&signal);
+    let enters = matches!(step, Next::Enter) && !is_for_jobs;
     if enters {
         match enter(tid, &mut others) {
             Some(stop) if !libc::WIFSTOPPED(stop.status) => return Settled::At(stop),
@@ -162,9 +169,17 @@ pub(crate) fn settle(event: Event, places: Option<Places>, is_writing: impl Fn(p
         }
     }
     let _ = set_mask(tid, before);
-    let _ = set_signal_info(tid, &mut info);
     others.send(tid);
+    if is_taken_back(tid, signal) && plain(libc::PTRACE_CONT, tid, 0).is_ok() {
+        return Settled::TakenBack;
+    }
+    let _ = set_signal_info(tid, &mut info);
     Settled::At(Event { tid, status, rusage: event.rusage })
+}
+
+/// Whether a signal stops a process, and a SIGCONT has come since.
+pub(crate) fn is_taken_back(tid: pid_t, signal: c_int) -> bool {
+    STOPPING.contains(&signal) && process::has_pending(tid, libc::SIGCONT)
 }
 
 /// The same of a signal that comes to a thread whose call the server may have interrupted: what it waited for may have happened since,
@@ -176,7 +191,8 @@ pub(crate) fn settle_in_call(event: Event) -> Option<Settled> {
     let (mut info, before, now) = (signal_info(tid)?, mask(tid).ok()?, registers(tid).ok()?);
     let (number, result) = (now.orig_rax as i64, now.rax as i64);
     let is_made_again = number >= 0 && RESTARTS.contains(&result) && result != RESTART_BLOCK;
-    if !is_made_again || signal == libc::SIGCONT || RAISED.contains(&signal) || set_mask(tid, !0).is_err() {
+    let is_for_jobs = signal == libc::SIGCONT || STOPPING.contains(&signal);
+    if !is_made_again || is_for_jobs || RAISED.contains(&signal) || set_mask(tid, !0).is_err() {
         return None;
     }
     let mut again =
@@ -257,7 +273,7 @@ impl Others {
     }
 
     fn send(&self, tid: pid_t) {
-        if let Some(signal) = self.signal {
+        if let Some(signal) = self.signal.filter(|signal| !is_taken_back(tid, *signal)) {
             // SAFETY: takes numbers.
             unsafe { libc::syscall(libc::SYS_tkill, tid, signal) };
         }

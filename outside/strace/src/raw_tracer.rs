@@ -517,6 +517,7 @@ impl Thread {
                 tracee.sent = Some(sent);
                 None
             }
+            Settled::TakenBack => None,
         }
     }
 

@@ -24,6 +24,8 @@ pub(crate) const RESTART_BLOCK: i64 = -516;
 /// Signals that a thread raises by what it does. The kernel ends a process that blocks them then.
 pub(crate) const RAISED: [i32; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+/// Signals that stop a process.
+pub(crate) const STOPPING: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 /// Why a process is traced by ptrace alone.
 const HAS_OTHER_IDS: &str = "it is in another PID namespace";
 /// A stop at a system call of a tracee with `PTRACE_O_TRACESYSGOOD`.
@@ -662,7 +664,6 @@ impl Shim {
     /// Whether a stopping signal has come in a system call, and a SIGCONT since. Natively the stop at the end of the call comes before the
     /// signal, which SIGCONT takes back then (a terminal stops strace, too). Then the thread is resumed without it.
     fn is_taken_back(&mut self, tid: i32, status: i32) -> bool {
-        const STOPPING: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
         let is_stopping = STOPPING.contains(&libc::WSTOPSIG(status));
         let tracee = self.tracees.get(&tid).filter(|tracee| is_stopping && tracee.wants_calls);
         tracee.is_some_and(|tracee| !self.native.contains(&tracee.pid))

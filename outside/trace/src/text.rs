@@ -109,6 +109,8 @@ pub(crate) fn result(line: &mut String, result: i64, is_address: bool) {
             let _ = write!(line, "-1 (error {number})");
         }
         name => {
+            // (So strace calls it; it is the kernel's name.)
+            let name = if name == "ENOTSUP" { "EOPNOTSUPP" } else { name };
             let _ = write!(line, "-1 {name} ({meaning})");
         }
     }

@@ -73,6 +73,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Targets that were let go are remembered for `ring3 status`, the latest ones.
 const LET_GO_SHOWN_MAX: usize = 16;
 /// How often who waits for a large file to be analysed looks whether it is.
+/// A file is analysed so often for one question.
+const ANALYSES_MAX: u32 = 100;
 const ANALYSED_EVERY: Duration = Duration::from_millis(2);
 
 /// A map's memory as targets map it.
@@ -436,15 +438,39 @@ impl Realm {
 
     /// Whether the instructions at `offsets` of `file` (or the returns from there, with `ret`) can be probed at all.
     pub fn check_sites(&self, file: &Path, offsets: &[u64], ret: bool) -> Result<(), Refusal> {
-        // (Who asks waits; others do not.)
-        let awaited = files::Modules::key(file).ok().and_then(|key| self.shared.modules().awaits(key, file));
-        if let Some(key) = awaited {
-            self.tracer.send(Command::AnalyseFiles);
+        let Ok(key) = files::Modules::key(file) else {
+            return offsets.iter().try_for_each(|offset| self.check_site(file, *offset, ret));
+        };
+        self.shared.modules().awaits(key, file);
+        let mut offsets = offsets.iter().peekable();
+        for _ in 0..ANALYSES_MAX {
+            // (Who asks waits; others do not.)
+            if self.shared.modules().is_awaited(&key) {
+                self.tracer.send(Command::AnalyseFiles);
+            }
             while self.shared.modules().is_awaited(&key) {
                 std::thread::sleep(ANALYSED_EVERY);
             }
+            while let Some(offset) = offsets.peek() {
+                match self.check_site(file, **offset, ret) {
+                    // Other large files have taken its place in memory: it is analysed once more.
+                    Err(_) if self.shared.modules().is_awaited(&key) => break,
+                    checked => checked?,
+                }
+                offsets.next();
+            }
+            if offsets.peek().is_none() {
+                return Ok(());
+            }
         }
-        offsets.iter().try_for_each(|offset| files::check_site(&mut self.shared.modules(), file, *offset, ret))
+        Err(Refusal::new(
+            Errno::EBUSY,
+            format!("{}: so many large files are analysed that it finds no room", file.display()),
+        ))
+    }
+
+    fn check_site(&self, file: &Path, offset: u64, ret: bool) -> Result<(), Refusal> {
+        files::check_site(&mut self.shared.modules(), file, offset, ret)
     }
 
     /// Makes a running process a target. With no `following` it is one as long as a link is for it or its family, and so are its

@@ -22,7 +22,7 @@ use super::life::{
     Announcer, Asked, Candidate, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, RecentEnds, Takes, Work,
     YoungForks,
 };
-use super::memory::{EventFd, Garbage, TextRange, Untended, free_cpu_slots};
+use super::memory::{EventFd, Garbage, Pending, TextRange, Untended, free_cpu_slots};
 use super::process::RetryDelay;
 use super::refusal::refusal_of;
 use super::reports::{ReportTo, Terminal};
@@ -245,7 +245,7 @@ pub(super) struct Actor {
     pub(super) links: BTreeMap<AttachmentId, Link>,
     pub(super) next_attachment: u64,
     /// What to free, and the processes that may still use it.
-    pub(super) pending: Vec<(Garbage, Vec<u32>)>,
+    pub(super) pending: Vec<Pending>,
     /// There are forks that could not be adopted yet.
     pub(super) has_orphans: bool,
     /// When all of them were looked for last.
@@ -472,7 +472,7 @@ impl Actor {
             Command::DropMap(slot) => self.drop_map(slot),
             Command::DropText(range) => {
                 let users = self.all_tables().map(|target| target.pid).collect();
-                self.pending.push((Garbage::Text(range), users));
+                self.add_garbage(Garbage::Text(range), users);
             }
             Command::CountRuns(reply) => {
                 self.count_runs();

@@ -28,6 +28,8 @@ pub(in crate::realm) struct SyscallInterest {
     pub(in crate::realm) any: bool,
     /// There is a link.
     pub(in crate::realm) programs: bool,
+    /// There is a probe: code that is mapped is to be seen.
+    probes: bool,
     /// There is a return probe: it must be known whose shadow frames are whose.
     pub(in crate::realm) returns: bool,
     /// Some link wants all of them.
@@ -60,6 +62,7 @@ impl SyscallInterest {
             interest.programs = true;
             let point = match &spec.point {
                 Point::Probe(probe) => {
+                    interest.probes = true;
                     interest.returns |= probe.ret;
                     continue;
                 }
@@ -102,7 +105,7 @@ impl SyscallInterest {
         match plan.number.map(i64::from) {
             // What is left would be caught each time.
             _ if uses_sud => true,
-            Some(nr::MMAP) if in_loader => true,
+            Some(nr::MMAP) if in_loader || self.probes => true,
             Some(nr::EXECVE | nr::EXECVEAT) if self.follow => true,
             // (Where threads may be in trampolines they may be cancelled there.)
             Some(nr::RT_SIGACTION | nr::RT_SIGRETURN) => self.any || self.follow,

@@ -17,6 +17,7 @@ use ring3_layout::region::{PROCESS_OFFSET, WITNESS_FILE_BYTES, WITNESS_OFFSET};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 
+use crate::realm::memory::Pending;
 use crate::realm::process::{nonce_at, read_value};
 use crate::realm::reports::{ReportTo, report_untraced};
 use crate::realm::target::Target;
@@ -338,7 +339,9 @@ impl Actor {
                 let stays = parent.following.follows() && !parent.is_detaching();
                 self.targets.insert(child, target);
                 // It may be inside what its parent uses.
-                for (_, users) in self.pending.iter_mut().filter(|(_, users)| users.contains(&parent.pid)) {
+                for Pending { users, .. } in
+                    self.pending.iter_mut().filter(|pending| pending.users.contains(&parent.pid))
+                {
                     users.push(child);
                 }
                 if !stays {

@@ -358,7 +358,10 @@ impl Actor {
         let spec = &self.links[&id].spec;
         let is_by_name = spec.pid.is_some() || spec.filter.chooses();
         let Some(terminal) = spec.terminal.filter(|_| spec.scope == Scope::Targets && !is_by_name) else { return };
-        let is_none = |child: &u32| !self.targets.contains_key(child) && !self.executions.contains_key(child);
+        // (`ring3 start -- PROGRAM` makes one of it.)
+        let is_none = |child: &u32| {
+            !self.targets.contains_key(child) && !self.executions.contains_key(child) && !runs_ring3(*child)
+        };
         let Some(child) = inject::children(spec.loader).into_iter().find(is_none) else { return };
         if self.takes.told.insert(terminal) {
             terminal.say(&format!(

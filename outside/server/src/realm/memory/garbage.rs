@@ -1,6 +1,7 @@
 //! Memory that must outlive its users: text of programs and map slots.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use super::text::TextRange;
 use crate::realm::target::Target;
@@ -13,11 +14,53 @@ pub(in crate::realm) enum Garbage {
     Map(MapSlot),
 }
 
+/// What waits until it can be reused.
+pub(in crate::realm) struct Pending {
+    garbage: Garbage,
+    /// Processes that may use it.
+    pub(in crate::realm) users: Vec<u32>,
+    since: Instant,
+}
+
+/// A process for which so many maps have waited for so long is let go: a program runs for milliseconds, and each map takes descriptors of
+/// the server's.
+const WAITING_MAPS_MAX: usize = 64;
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
 impl Actor {
     pub(in crate::realm) fn drop_map(&mut self, slot: MapSlot) {
         let users = self.all_tables().filter(|t| t.has_map(slot)).map(|t| t.pid).collect();
-        self.pending.push((Garbage::Map(slot), users));
+        self.add_garbage(Garbage::Map(slot), users);
         self.collect_garbage();
+    }
+
+    pub(in crate::realm) fn add_garbage(&mut self, garbage: Garbage, users: Vec<u32>) {
+        self.pending.push(Pending { garbage, users, since: Instant::now() });
+    }
+
+    /// Lets processes go that have too many maps wait. What they have mapped stays there: so their maps are free. (Text is not. All
+    /// processes have the same.)
+    fn let_hoarders_go(&mut self) {
+        let mut waiting: BTreeMap<u32, usize> = BTreeMap::new();
+        let is_late = |pending: &&mut Pending| {
+            matches!(pending.garbage, Garbage::Map(_)) && pending.since.elapsed() >= WAIT_MAX
+        };
+        for pid in self.pending.iter_mut().filter(is_late).flat_map(|pending| pending.users.iter()) {
+            *waiting.entry(*pid).or_default() += 1;
+        }
+        waiting.retain(|_, maps| *maps >= WAITING_MAPS_MAX);
+        for (pid, maps) in &waiting {
+            if self.targets.get(pid).is_some_and(|target| !target.is_detaching()) {
+                let why = format!(
+                    "a thread of it has been inside a program for {} s, and {maps} maps wait for it",
+                    WAIT_MAX.as_secs()
+                );
+                self.detach_with_reason(*pid, &why);
+            }
+        }
+        for pending in self.pending.iter_mut().filter(|pending| matches!(pending.garbage, Garbage::Map(_))) {
+            pending.users.retain(|pid| !waiting.contains_key(pid));
+        }
     }
 
     /// Whether no thread is inside a program of a process, or of the forks that run with its tables or had them; `None`: there is
@@ -36,10 +79,11 @@ impl Actor {
             return;
         }
         let orphans = self.find_orphans();
+        self.let_hoarders_go();
         let mut pending = std::mem::take(&mut self.pending);
         let mut unmap: BTreeMap<u32, Vec<MapSlot>> = BTreeMap::new();
         let mut seen: BTreeMap<u32, Option<bool>> = BTreeMap::new();
-        for (garbage, users) in &mut pending {
+        for Pending { garbage, users, .. } in &mut pending {
             users.retain(|pid| {
                 // Only the thread that follows its `execve` may stop it now.
                 if self.executions.contains_key(pid) {
@@ -63,14 +107,14 @@ impl Actor {
             {
                 // A debugger holds it, perhaps. Until it lets go, the slots are not free.
                 tracing::debug!(pid, "maps could not be unmapped: {error}");
-                for (garbage, users) in &mut pending {
+                for Pending { garbage, users, .. } in &mut pending {
                     if matches!(garbage, Garbage::Map(slot) if slots.contains(slot)) {
                         users.push(pid);
                     }
                 }
             }
         }
-        pending.retain(|(garbage, users)| {
+        pending.retain(|Pending { garbage, users, .. }| {
             if users.is_empty() {
                 match garbage {
                     Garbage::Text(range) => self.shared.text.release(*range),

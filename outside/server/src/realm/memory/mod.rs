@@ -19,7 +19,7 @@ pub use domains::Domain;
 pub(super) use domains::Domains;
 pub(super) use doorbell::Doorbells;
 pub use doorbell::EventFd;
-pub(super) use garbage::Garbage;
+pub(super) use garbage::{Garbage, Pending};
 pub(super) use maps::{opened_for_targets, sources};
 pub use owners::{Death, number_of_process, process_named};
 pub(super) use owners::{Deaths, Namespaces, Untended, free_cpu_slots};
