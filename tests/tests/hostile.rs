@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use ring3_layout::realm::Realm;
+use ring3_layout::thread::ThreadBlock;
 use ring3_tests::{Bench, Process, WITHIN, is_root, kill, programs, ready, victim, wait_until};
 use rustix::process::Signal;
 
@@ -288,6 +289,26 @@ fn nobody_waits_for_orphans_that_cannot_be_cleaned() {
         plain.say("");
         assert!(plain.line().ends_with(" 0"));
     }
+}
+
+#[test]
+fn a_target_that_seems_to_be_inside_a_program_for_ever_is_let_go_and_this_is_said() {
+    const TOOLS: usize = 70;
+    let probe = format!("{}:work", victim("liar", "gcc", "liar.c", &[]).display());
+    let bench = Bench::ring3();
+    let tool = bench.counting(&[&probe]);
+    let bad = liar(&bench, &["guard", &offset_of!(ThreadBlock, guard).to_string()]);
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", bench.server())).map_or(0, Iterator::count);
+    let before = descriptors();
+    (0..TOOLS).for_each(|_| drop(bench.counting(&[&probe])));
+    wait_until("it is let go", || {
+        let let_go = bench.status()["server"]["let_go"].as_array().cloned().unwrap_or_default();
+        let_go
+            .iter()
+            .any(|row| row[0] == bad.pid() && row[2].as_str().is_some_and(|why| why.contains("maps wait for it")))
+    });
+    wait_until("what waited is gone", || descriptors() < before + TOOLS / 2);
+    drop(tool);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 // A target that misuses what ring3 has mapped into it. ARGUMENTS: what it does, the offsets of the requests and of the
-// CPU slots in the realm block, and a directory of files for `files` and `fifos`. It says `ready`, then `begun`, and goes on until it is killed.
+// CPU slots in the realm block, and a directory of files for `files` and `fifos`, or the offset of the guard in a thread's block for `guard`. It says `ready`, then `begun`, and goes on until it is killed.
 #define _GNU_SOURCE
+#include <asm/prctl.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -266,6 +267,20 @@ static void forge_frame(void)
 		pause();
 }
 
+/* This thread says that it is inside a program. */
+static void set_guard(long offset)
+{
+	unsigned long block = 0;
+
+	while (!block) {
+		work(1);
+		syscall(SYS_arch_prctl, ARCH_GET_GS, &block);
+	}
+	*(volatile uint64_t *)(block + offset) = (uint64_t)&block;
+	for (;;)
+		pause();
+}
+
 static void *liar(void *unused)
 {
 	lying_tid = gettid();
@@ -319,6 +334,8 @@ int main(int argc, char **argv)
 		fork_forever();
 	if (!strcmp(what, "hang"))
 		hang();
+	if (!strcmp(what, "guard"))
+		set_guard(atol(argv[4]));
 	if (!strcmp(what, "inside"))
 		forge_frame();
 	if (!strcmp(what, "ring"))
