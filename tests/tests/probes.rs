@@ -1,5 +1,7 @@
 //! Victims of many shapes: what they do is unchanged, and every call is counted, as the kernel counts it.
 
+use std::path::Path;
+
 use ring3_tests::{Bench, Counter, Process, is_root, ready, shapes};
 
 /// Runs a victim with probes; what it printed, and the counts of the probes.
@@ -207,6 +209,31 @@ fn a_library_that_is_loaded_later_is_probed_before_its_first_call() {
     victim.say("go");
     assert_eq!(victim.line(), "40");
     assert_eq!(counter.total(&probe), 40);
+}
+
+/// How often a function that looks at its return address finds one of its program's, and how many of its returns are counted.
+fn looked(program: &Path, library: Option<&Path>) -> (String, u64) {
+    let bench = Bench::ring3();
+    let probe = format!("{}:looks:ret", program.display());
+    let mut counter = bench.counting(&[&probe]);
+    let mut victim = ready(bench.target(program).arg("1000").args(library));
+    victim.say("go");
+    let right = victim.line();
+    let counted = counter.total(&probe);
+    assert_eq!(victim.finish().0, Some(0));
+    (right, counted)
+}
+
+/// The kernel replaces them, and ends such processes.
+#[test]
+fn return_addresses_that_run_time_systems_look_up_stay_and_returns_are_counted() {
+    let java = ring3_tests::victim("walked-java", "gcc", "walked.c", &["-DJAVA"]);
+    let python = ring3_tests::victim("walked-python", "gcc", "walked.c", &[]);
+    let greenlet = ring3_tests::victim("_greenlet.so", "gcc", "library.c", &["-shared", "-fPIC"]);
+    let counted = [looked(&java, None), looked(&python, Some(&greenlet))];
+    assert_eq!(counted, [("1000".to_owned(), 1000), ("1000".to_owned(), 1000)]);
+    // (Of a Python that copies no stacks they are replaced: more functions' returns are seen so.)
+    assert_eq!(looked(&python, None), ("0".to_owned(), 1000));
 }
 
 #[test]

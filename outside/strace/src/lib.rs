@@ -18,3 +18,4 @@ pub mod raw_tracer;
 mod record;
 mod ring;
 mod shim;
+mod status;

@@ -38,6 +38,7 @@ use crate::raw_calls::{
 };
 use crate::raw_steps::{Places, Sent, Settled, settle, settle_in_call};
 use crate::shim::RESTARTS;
+use crate::status::{INTERRUPT, event_of, is_group_stop, is_interrupt, is_signal};
 
 /// What T traces with in any case: the server needs it.
 const OPTIONS: usize = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as usize;
@@ -367,27 +368,6 @@ impl Tracee {
         self.resumed_by = request;
         Ok(done)
     }
-}
-
-/// The status of an interrupt's stop. (Without the last byte it is the `si_code` of the stop.)
-const INTERRUPT: c_int = libc::PTRACE_EVENT_STOP << 16 | libc::SIGTRAP << 8 | 0x7f;
-
-fn event_of(status: c_int) -> c_int {
-    status >> 16
-}
-
-/// A group stop, as `PTRACE_SEIZE` shows it.
-fn is_group_stop(status: c_int) -> bool {
-    event_of(status) == libc::PTRACE_EVENT_STOP && libc::WSTOPSIG(status) != libc::SIGTRAP
-}
-
-/// A signal that is about to be delivered.
-fn is_signal(status: c_int) -> bool {
-    libc::WIFSTOPPED(status) && event_of(status) == 0 && libc::WSTOPSIG(status) != libc::SIGTRAP | 0x80
-}
-
-fn is_interrupt(status: c_int) -> bool {
-    event_of(status) == libc::PTRACE_EVENT_STOP && libc::WSTOPSIG(status) == libc::SIGTRAP
 }
 
 /// A wait of the server for a tracee that has done nothing yet.

@@ -13,6 +13,7 @@ use crate::raw_agent_signals::places_of;
 use crate::raw_tracer::{Event, NOBODY, RELEASED, SignalInfo, Tracer};
 use crate::record::{Phase, Record};
 use crate::ring::Ring;
+use crate::status::INTERRUPT;
 
 /// What the kernel lets its own code see of a call that a signal has interrupted (include/linux/errno.h): `ERESTARTSYS`,
 /// `ERESTARTNOINTR`, `ERESTARTNOHAND` and `ERESTART_RESTARTBLOCK`.
@@ -30,9 +31,6 @@ pub(crate) const STOPPING: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTT
 const HAS_OTHER_IDS: &str = "it is in another PID namespace";
 /// A stop at a system call of a tracee with `PTRACE_O_TRACESYSGOOD`.
 const SYSCALL_STOP: i32 = (libc::SIGTRAP | 0x80) << 8 | 0x7f;
-
-/// A stop that `PTRACE_INTERRUPT` has brought about.
-const INTERRUPT_STOP: i32 = libc::PTRACE_EVENT_STOP << 16 | libc::SIGTRAP << 8 | 0x7f;
 
 /// What strace has been told of a tracee last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -609,7 +607,7 @@ impl Shim {
         }
         if status != SYSCALL_STOP {
             let is_signal = libc::WIFSTOPPED(status) && status >> 16 == 0;
-            if !is_signal && (!tracee.is_converted || status != INTERRUPT_STOP) {
+            if !is_signal && (!tracee.is_converted || status != INTERRUPT) {
                 return None;
             }
             // (What is made again, or is made only now, is the call of which strace knows.)
@@ -628,7 +626,7 @@ impl Shim {
             if is_over && !is_in_ring3() {
                 return self.tell_end(tid, result).map(Step::Told);
             }
-            if status != INTERRUPT_STOP {
+            if status != INTERRUPT {
                 return None;
             }
             tracee.is_converted = false;

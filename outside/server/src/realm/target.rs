@@ -23,7 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::applying::{Ahead, Calls, Series, Settled};
 use super::calls::{SudFallback, Syscalls, WantedCalls};
-use super::files::{Modules, Program, VdsoClock, likely_file_of, vdso_clock};
+use super::files::{Modules, Program, VdsoClock, copies_stacks, likely_file_of, vdso_clock};
 use super::hosted::Host;
 use super::life::{Life, WitnessFile};
 use super::memory::{Death, Protection, opened_for_targets, sources};
@@ -625,6 +625,7 @@ impl Target {
         let mut failed: Vec<(AttachmentId, Refusal)> = vec![];
         // Once returns were awaited, frames whose return addresses are replaced may stand on stacks until the process is detached.
         let mut awaited = self.sites.values().any(|site| site.place.kind.is_of_unwinder());
+        let in_copies = copies_stacks(mappings);
         // (Thousands of links are in few files.)
         let mut files = BTreeMap::new();
         for (id, spec) in self.links_for(links) {
@@ -636,18 +637,19 @@ impl Target {
             }
             let key = files.entry(probe.file.clone()).or_insert_with(|| Modules::key(&probe.file)).clone();
             let site = key.and_then(|key| modules.site_of(key, &probe.file, probe.offset));
-            let code =
-                match site.and_then(|code| if probe.ret { code.check_return().map(|()| code) } else { Ok(code) }) {
-                    Ok(code) => code,
-                    Err(refusal) => {
-                        failed.push((id, refusal));
-                        continue;
-                    }
-                };
+            let code = match site
+                .and_then(|code| if probe.ret { code.check_return(in_copies).map(|()| code) } else { Ok(code) })
+            {
+                Ok(code) => code,
+                Err(refusal) => {
+                    failed.push((id, refusal));
+                    continue;
+                }
+            };
             if probe.ret && code.never_returns() {
                 continue;
             }
-            let returns = code.returns().enumerate().filter(|_| probe.ret);
+            let returns = code.returns(in_copies).enumerate().filter(|_| probe.ret);
             let mut spots: Vec<(Place, Option<usize>)> = returns
                 .flat_map(|(ret, inside)| {
                     at(probe.offset + inside, HookKind::Return).into_iter().map(move |place| (place, Some(ret)))

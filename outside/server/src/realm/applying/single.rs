@@ -111,7 +111,7 @@ impl Target {
         if probe.ret && code.never_returns() {
             return Some(Addition::Nothing);
         }
-        let is_simple = code.returns().next().is_none() && code.check_return().is_ok() && self.awaits_returns;
+        let is_simple = code.returns(true).next().is_none() && code.check_return(true).is_ok() && self.awaits_returns;
         if probe.ret && !is_simple {
             return None;
         }

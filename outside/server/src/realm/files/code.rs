@@ -7,6 +7,8 @@ use ring3_elf::{Error, File as Elf};
 use ring3_patch::{Arrival, Branch, IndirectTargets, Instructions, JUMP_BYTES, Part};
 use self_cell::self_cell;
 
+use super::return_addresses::Walker;
+
 self_cell!(
     struct Parsed {
         owner: Vec<u8>,
@@ -39,6 +41,8 @@ pub(in crate::realm) struct CodeFile {
     calls: OnceCell<Vec<Branch>>,
     indirect: OnceCell<IndirectTargets>,
     go: OnceCell<Option<Range<u64>>>,
+    pub(super) of_python: OnceCell<bool>,
+    pub(super) walker: OnceCell<Option<Walker>>,
 }
 
 /// Short branches reach so far, bytes.
@@ -58,6 +62,8 @@ impl CodeFile {
             calls: OnceCell::new(),
             indirect: OnceCell::new(),
             go: OnceCell::new(),
+            of_python: OnceCell::new(),
+            walker: OnceCell::new(),
         })
     }
 

@@ -14,6 +14,7 @@ mod mapped;
 mod modules;
 mod raw_id;
 pub(super) mod regular_file;
+mod return_addresses;
 mod unwind;
 
 pub(super) use code::CodeFile;
@@ -25,4 +26,5 @@ pub(super) use modules::{
     vdso_calls,
 };
 pub use raw_id::FileId;
+pub(super) use return_addresses::copies_stacks;
 pub(super) use unwind::UnwindStore;

@@ -24,6 +24,7 @@ use ring3_uapi::Errno;
 
 use super::code::{CodeFile, between, called_in, is_reached};
 use super::regular_file;
+use super::return_addresses::returns_twice;
 use super::unwind::Unwinding;
 use crate::realm::Refusal;
 use crate::realm::process::read_process;
@@ -60,12 +61,6 @@ const UNWINDER_FUNCTIONS: [(&str, HookKind); 7] = [
     ("_Unwind_DeleteException", HookKind::UnwindEnd),
 ];
 
-/// Functions that return more than once, underscores before their names aside (gcc's `special_function_p` knows
-/// the same ones). The second return would come to a replaced return address that nobody awaits any more; the
-/// kernel kills the process with SIGILL then (`kernel/events/uprobes.c:uprobe_handle_trampoline`), or, for `vfork`,
-/// keeps a copy for the child, which shares all memory with its parent here.
-const RETURNS_TWICE: [&str; 5] = ["setjmp", "sigsetjmp", "savectx", "vfork", "getcontext"];
-
 /// A place in a file where a probe is wanted, with what planning needs. Addresses are the file's own.
 #[derive(Debug)]
 pub(in crate::realm) struct StaticSite {
@@ -87,23 +82,28 @@ pub(in crate::realm) struct StaticSite {
     computed: bool,
     /// Why the return from here cannot be probed.
     no_return: Option<String>,
+    /// If so, a tool hears that of each target, and its other probes are placed: it may have taken all functions of a file.
+    is_refused_in_targets: bool,
     /// It begins the process and has nowhere to return to: on its stack is no return address, but the number of arguments.
     never_returns: bool,
     /// The file is mapped at the addresses that it names.
     fixed: bool,
     /// It is in Go: stacks there have no room for a stub, and return addresses are not replaced.
     in_go: bool,
-    /// If so, where the function's returns are seen, at the file's addresses.
+    /// Where the function's returns are seen, at the file's addresses, if its return address must not be replaced.
     returns: Vec<Plan>,
+    /// It is Python's: that is so only in a process that copies its stacks ([`super::copies_stacks`]). Why it cannot be probed there.
+    in_copies: Option<Result<(), String>>,
     /// The plan for the site at the file's addresses, once somebody has asked for it.
     planned: OnceLock<Result<Plan, ring3_patch::Refusal>>,
 }
 
 impl StaticSite {
-    /// Whether the function's return can be probed.
-    pub(in crate::realm) fn check_return(&self) -> Result<(), Refusal> {
+    /// Whether the function's return can be probed; `in_copies`: in a process that copies its stacks.
+    pub(in crate::realm) fn check_return(&self, in_copies: bool) -> Result<(), Refusal> {
         let refuse = |why: &String| Err(Refusal::new(Errno::ENOTSUPP, format!("{}: {why}", self.name)));
-        self.no_return.as_ref().map_or(Ok(()), refuse)
+        let there = self.in_copies.as_ref().filter(|_| in_copies).and_then(|there| there.as_ref().err());
+        self.no_return.as_ref().or(there).map_or(Ok(()), refuse)
     }
 
     /// Whether a program at its return would never run. Nothing is placed for it then: tools that take all functions of a file get
@@ -113,8 +113,10 @@ impl StaticSite {
     }
 
     /// How far behind the site its function's returns are seen, each at a place of its own; nowhere, if its return address is replaced.
-    pub(in crate::realm) fn returns(&self) -> impl Iterator<Item = u64> {
-        self.returns.iter().map(|plan| plan.site - self.vaddr)
+    /// `in_copies`: in a process that copies its stacks.
+    pub(in crate::realm) fn returns(&self, in_copies: bool) -> impl Iterator<Item = u64> {
+        let returns = if self.in_copies.is_some() && !in_copies { &[] } else { &self.returns[..] };
+        returns.iter().map(|plan| plan.site - self.vaddr)
     }
 
     /// Plans the detour at the site, or at one of its function's returns, as mapped with `bias` added to the file's addresses.
@@ -590,10 +592,14 @@ pub(in crate::realm) fn check_site(
     ret: bool,
 ) -> Result<(), Refusal> {
     let site = modules.site(path, offset)?;
-    if ret {
-        site.check_return()?;
+    if ret && site.is_refused_in_targets {
+        return Ok(());
     }
-    site.plan((ret && !site.returns.is_empty()).then_some(0), 0)
+    if ret {
+        site.check_return(false)?;
+    }
+    let is_at_return = ret && site.returns(false).next().is_some();
+    site.plan(is_at_return.then_some(0), 0)
         .map(drop)
         .map_err(|why| Refusal::new(Errno::ENOTSUPP, format!("{}: {}: {why}", path.display(), site.name)))
 }
@@ -659,17 +665,23 @@ pub(in crate::realm) fn static_site(file: &CodeFile, path: &Path, offset: u64) -
         inside,
         computed,
         no_return,
+        is_refused_in_targets: false,
+        in_copies: None,
         never_returns: vaddr == elf.entry(),
         fixed: elf.is_fixed(),
         in_go,
         returns: vec![],
         planned: OnceLock::new(),
     };
-    if in_go && site.no_return.is_none() && !site.never_returns {
-        match go_returns(file, &site) {
+    let whose = in_go.then_some("in Go").or_else(|| file.reads_return_addresses(vaddr));
+    if let Some(whose) = whose.filter(|_| site.no_return.is_none() && !site.never_returns) {
+        match returns_at_each(file, &site, whose) {
             Ok(returns) => site.returns = returns,
-            Err(why) => site.no_return = Some(why),
+            Err(why) => (site.no_return, site.is_refused_in_targets) = (Some(why), !in_go),
         }
+    } else if whose.is_none() && file.is_of_python() {
+        let returns = returns_at_each(file, &site, "in Python, whose stacks are copied in this process");
+        site.in_copies = Some(returns.map(|returns| site.returns = returns));
     }
     Ok(site)
 }
@@ -679,20 +691,15 @@ fn shown(name: &str) -> String {
     name.chars().take(NAME_LETTERS_MAX).collect::<String>().replace(is_unseen, "?")
 }
 
-/// Whether the function at `vaddr` is one that returns more than once.
-fn returns_twice(elf: &Elf<'_>, vaddr: u64) -> bool {
-    let mut names = elf.symbols_at(vaddr).iter().map(|symbol| symbol.name);
-    names.any(|name| RETURNS_TWICE.contains(&name.trim_start_matches('_')))
-}
-
-/// Where the returns of a function in Go are seen: at its `ret`s. Go's run-time reads return addresses when it moves a stack, collects
-/// garbage or unwinds, and ends the process at one that is not Go's (as it does where the kernel's uretprobes replace one).
-fn go_returns(file: &CodeFile, site: &StaticSite) -> Result<Vec<Plan>, String> {
+/// Where the returns of a function are seen whose return address must not be replaced: at its `ret`s. Go's run-time reads return addresses
+/// when it moves a stack, collects garbage or unwinds, and ends the process at one that is not Go's (as it does where the kernel's
+/// uretprobes replace one). So do others: `whose`.
+fn returns_at_each(file: &CodeFile, site: &StaticSite, whose: &str) -> Result<Vec<Plan>, String> {
     if site.function_bytes == 0 || site.vaddr != site.function {
-        return Err("is in Go: only the return from a function's beginning can be probed".into());
+        return Err(format!("is {whose}: only the return from a function's beginning can be probed"));
     }
     plan_returns(&site.function(), &|bytes| file.may_be_entered_in(bytes))
-        .map_err(|why| format!("is in Go, where returns are seen at each `ret`: {why}"))
+        .map_err(|why| format!("is {whose}, where returns are seen at each `ret`: {why}"))
 }
 
 /// All `syscall` instructions in an ELF image.
@@ -735,7 +742,8 @@ pub fn plan_file(bytes: Vec<u8>, offsets: &[u64]) -> Result<usize, String> {
     let is_planned = |offset: &&u64| {
         let site = static_site(&file, Path::new("file"), **offset);
         site.is_ok_and(|site| {
-            site.plan(None, 0).is_ok() && site.returns().enumerate().all(|(at, _)| site.plan(Some(at), 0).is_ok())
+            site.plan(None, 0).is_ok()
+                && site.returns(false).enumerate().all(|(at, _)| site.plan(Some(at), 0).is_ok())
         })
     };
     Ok(offsets.iter().filter(is_planned).count())

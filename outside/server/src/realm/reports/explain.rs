@@ -52,7 +52,7 @@ pub fn explain(path: &Path, place: &str, ret: bool) -> Result<Vec<Explained>, St
 fn explain_in(file: &CodeFile, path: &Path, place: &str, ret: bool) -> Result<Vec<Explained>, String> {
     let site = static_site(file, path, offset_of(file, place)?).map_err(|refusal| refusal.message)?;
     if ret {
-        site.check_return().map_err(|refusal| refusal.message)?;
+        site.check_return(false).map_err(|refusal| refusal.message)?;
         if site.never_returns() {
             return Err(format!(
                 "{}: begins the process and never returns; a probe at its return sees nothing",
@@ -60,7 +60,7 @@ fn explain_in(file: &CodeFile, path: &Path, place: &str, ret: bool) -> Result<Ve
             ));
         }
     }
-    let at_returns = if ret { site.returns().count() } else { 0 };
+    let at_returns = if ret { site.returns(false).count() } else { 0 };
     let rets: Vec<Option<usize>> = if at_returns == 0 { vec![None] } else { (0..at_returns).map(Some).collect() };
     rets.into_iter().map(|ret| explain_one(file, &site, ret)).collect()
 }

@@ -46,7 +46,7 @@ pub(in crate::realm) struct WantedSite {
 impl WantedSite {
     /// How far the file's addresses are from those in the process.
     fn bias(&self) -> u64 {
-        let inside = self.ret.and_then(|ret| self.code.returns().nth(ret)).unwrap_or(0);
+        let inside = self.ret.and_then(|ret| self.code.returns(true).nth(ret)).unwrap_or(0);
         self.place.address.wrapping_sub(self.code.vaddr + inside)
     }
 
