@@ -58,6 +58,18 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// A line of strace's without what it writes behind a time of some hundredths of a second (`si_stime=24 /* 0.24 s */`).
+pub fn without_seconds(line: &str) -> String {
+    let is_seconds = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    match line.split_once(" /* ") {
+        Some((before, rest)) => match rest.split_once(" s */") {
+            Some((text, behind)) if is_seconds(text) => format!("{before}{}", without_seconds(behind)),
+            _ => format!("{before} /* {}", without_seconds(rest)),
+        },
+        None => line.to_owned(),
+    }
+}
+
 /// Names and bytes of the binaries of Debian's package libbpf-tools; none if it is not installed.
 pub fn libbpf_tools() -> Vec<(String, Vec<u8>)> {
     let listed = Command::new("dpkg").args(["-L", "libbpf-tools"]).output();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use ring3_tests::{Bench, victim};
+use ring3_tests::{Bench, victim, without_seconds};
 
 fn gate() -> PathBuf {
     victim("gate", "cc", "gate.c", &[])
@@ -34,7 +34,7 @@ fn strace(mut strace: Command, bench: &Bench, options: &[&str], command: &[&str]
         let kept = format!("{before}{behind}").replace(|letter: char| letter.is_ascii_digit(), "");
         kept.split_whitespace().collect::<Vec<_>>().join(" ")
     };
-    let lines = text.lines().map(without_id).map(without_numbers);
+    let lines = text.lines().map(without_seconds).map(|line| without_id(&line)).map(without_numbers);
     (lines.collect(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 

@@ -18,6 +18,8 @@ const MORE_ERRORS: [(&str, i32); 7] = [
 /// Whole numbers of C by one word.
 const C_TYPES: [(&str, u32, bool); 5] =
     [("char", 1, true), ("short", 2, true), ("int", 4, true), ("long", 8, true), ("unsigned", 4, false)];
+/// What `width` knows, for people.
+pub(crate) const TYPES: &str = "char, short, int, long, unsigned, s8 to s64 and u8 to u64";
 /// What stands for the working directory where a descriptor is expected.
 const AT_FDCWD: i128 = -100;
 

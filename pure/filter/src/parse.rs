@@ -198,6 +198,7 @@ impl Parser<'_> {
             Token::Name(name) if name == "or" => "; write `||`",
             Token::Name(name) if name == "not" => "; write `!`",
             Token::Symbol(")") => "; there is no `(` for it",
+            _ if wanted == "`(`" => "; write `in (1, 2)`",
             _ => "",
         };
         let found = &self.text[self.span.begin..self.span.end];
@@ -286,7 +287,10 @@ impl Parser<'_> {
     fn set(&mut self, subject: Ast) -> Result<Ast, SyntaxError> {
         self.advance()?;
         if !self.eat("(")? {
-            return Err(self.unexpected("`(`; write `in (1, 2)`"));
+            return Err(self.unexpected("`(`"));
+        }
+        if matches!(self.token, Token::Symbol(")")) {
+            return Err(self.error("the set is empty; write `in (1, 2)`".into()));
         }
         let mut list = vec![];
         loop {
@@ -326,6 +330,15 @@ impl Parser<'_> {
         Ok(Some(width))
     }
 
+    /// Whether the next token can only begin an operand: no operator can stand before it.
+    fn begins_operand(&self) -> bool {
+        match &self.token {
+            Token::Name(name) => !["in", "and", "or", "not"].contains(&name.as_str()),
+            Token::Number(_) | Token::Float(_) | Token::Text(_) => true,
+            _ => false,
+        }
+    }
+
     fn operand(&mut self) -> Result<Ast, SyntaxError> {
         let node = match &self.token {
             Token::Symbol("(") => {
@@ -339,6 +352,12 @@ impl Parser<'_> {
                 let end = self.span;
                 if !self.eat(")")? {
                     return Err(self.unexpected("`)`"));
+                }
+                if let Node::Name(name) = &inner.node
+                    && self.begins_operand()
+                {
+                    let what = format!("`{name}` is no type; there are {}", names::TYPES);
+                    return Err(SyntaxError::new(self.text, inner.span, what));
                 }
                 inner.span = begin.to(end);
                 // (What stands in parentheses is one operand.)

@@ -386,8 +386,10 @@ impl Modules {
         }
     }
 
+    /// The smallest one: of ten processes that wait for ten files few wait for the largest, which takes seconds.
     fn next_awaited(&mut self) -> Option<(FileKey, PathBuf)> {
-        let next = self.queue.pop_front();
+        let smallest = self.queue.iter().enumerate().min_by_key(|(_, (key, _))| key.bytes).map(|(at, _)| at);
+        let next = smallest.and_then(|at| self.queue.remove(at));
         self.has_worker = next.is_some();
         next
     }

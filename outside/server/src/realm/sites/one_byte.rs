@@ -22,20 +22,21 @@ use crate::realm::target::Target;
 
 /// One-byte jumps in a process: each maps a page.
 const ONE_BYTE_MAX: usize = 64;
+/// In a process with so many sites no further one gets one: they are counted for each new site.
+const SITES_MAX: usize = 1024;
 /// Room that is mapped for the stub of one.
 const STUB_BYTES: u64 = ring3_patch::STUB_BYTES_MAX as u64;
 
 impl Target {
     /// Maps memory for the stubs of new sites at once. Where that fails, sites do without.
     pub(in crate::realm) fn map_one_byte_stubs(&mut self, stopped: &mut inject::Stopped, wanted: &[WantedSite]) {
-        let known = self.sites.values().filter(|site| site.plan.tactic == Tactic::OneByte).count();
         let is_new = |want: &&WantedSite| !self.sites.contains_key(&want.place.address);
         let stubs = wanted.iter().filter(is_new).filter_map(WantedSite::one_byte_stub);
         let pages = |stub: u64| {
             let end = stub.checked_add(STUB_BYTES)?.checked_next_multiple_of(PAGE_BYTES)?;
             Some(stub / PAGE_BYTES * PAGE_BYTES..end)
         };
-        let mut ranges: Vec<Range<u64>> = stubs.take(ONE_BYTE_MAX.saturating_sub(known)).filter_map(pages).collect();
+        let mut ranges: Vec<Range<u64>> = stubs.take(self.one_byte_left()).filter_map(pages).collect();
         ranges.sort_by_key(|range| (range.start, range.end));
         ranges.dedup_by(|next, range| {
             let meets = next.start <= range.end;
@@ -54,8 +55,16 @@ impl Target {
 
     /// Whether a new site may be a one-byte jump.
     pub(in crate::realm) fn may_have_one_byte(&self, address: u64) -> bool {
+        self.one_byte_left() > 0 && !self.is_crowded(address)
+    }
+
+    /// How many more there can be.
+    fn one_byte_left(&self) -> usize {
+        if self.sites.len() >= SITES_MAX {
+            return 0;
+        }
         let count = self.sites.values().filter(|site| site.plan.tactic == Tactic::OneByte).count();
-        count < ONE_BYTE_MAX && !self.is_crowded(address)
+        ONE_BYTE_MAX.saturating_sub(count)
     }
 
     /// Whether bytes that a one-byte jump would rely on are, or may be, somebody else's.
