@@ -505,7 +505,9 @@ impl Target {
         let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
         self.publish_unwind_tables(shared, links, &mappings);
         let mut wanted = self.wanted(&mut shared.modules(), links, &mappings);
-        self.set_blocked_aside(&mut wanted, links);
+        if !self.is_amid_series() {
+            self.set_blocked_aside(&mut wanted, links);
+        }
         let missing: Vec<MapSlot> =
             self.slots_wanted(shared, links).into_iter().filter(|slot| !self.maps.contains_key(slot)).collect();
         let calls = self.wanted_calls(shared, links, &mappings);

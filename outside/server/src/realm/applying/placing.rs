@@ -14,6 +14,9 @@ use crate::realm::{AttachmentId, Refusal, Shared};
 
 /// Placing sites in one stop takes so long, and what is left is placed in further ones.
 const PLACING_AT_ONCE: Duration = Duration::from_millis(5);
+/// After so many stops it takes longer: before each the whole of it is looked at again, and others wait for the tracer.
+const SHORT_STOPS: u32 = 16;
+const PLACING_THEN: Duration = Duration::from_millis(15);
 
 /// What became of the sites of system calls while probes were placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,15 @@ pub(in crate::realm) struct Series {
     is_cut: bool,
     /// Memory for stubs was mapped in the first stop.
     is_mapped: bool,
+    /// Stops so far.
+    stops: u32,
+}
+
+impl Series {
+    /// How long placing may take in the present stop.
+    fn at_once(&self) -> Duration {
+        if self.stops < SHORT_STOPS { PLACING_AT_ONCE } else { PLACING_THEN }
+    }
 }
 
 /// Which sites could be placed.
@@ -72,6 +84,11 @@ impl Target {
         self.series.as_mut().is_some_and(|series| std::mem::take(&mut series.is_cut))
     }
 
+    /// Whether a stop of the series has been: what stands in the way of sites was looked for before.
+    pub(in crate::realm) fn is_amid_series(&self) -> bool {
+        self.series.as_ref().is_some_and(|series| series.is_mapped || !series.tried.is_empty())
+    }
+
     /// Whether memory for stubs was mapped in an earlier stop of the series.
     pub(in crate::realm) fn is_mapped_ahead(&self) -> bool {
         self.series.as_ref().is_some_and(|series| series.is_mapped)
@@ -89,7 +106,7 @@ impl Target {
         &mut self,
         stopped: &mut inject::Stopped,
         wanted: impl Iterator<Item = &'w WantedSite>,
-        in_series: bool,
+        at_once: Option<Duration>,
     ) -> BTreeMap<u64, Result<(), Unplaced>> {
         /// So many are written between two looks at the clock.
         const SITES_AT_ONCE: usize = 256;
@@ -98,14 +115,14 @@ impl Target {
         let mut written = BTreeMap::new();
         for some in wanted.chunks(SITES_AT_ONCE) {
             written.extend(self.write_ready_jumps(stopped, some));
-            if in_series && began.elapsed() >= PLACING_AT_ONCE {
+            if at_once.is_some_and(|at_once| began.elapsed() >= at_once) {
                 break;
             }
         }
         written
     }
 
-    /// Brings the sites in line with what is wanted. In a series, what is new takes no longer than [`PLACING_AT_ONCE`].
+    /// Brings the sites in line with what is wanted. In a series, what is new takes no longer than [`Series::at_once`].
     pub(in crate::realm) fn reconcile(
         &mut self,
         stopped: &mut inject::Stopped,
@@ -128,7 +145,11 @@ impl Target {
         // Unwinders must be seen before a return is awaited, even if this stop ends before all is placed.
         let is_unwinder = |want: &WantedSite| HookKind::OF_UNWINDERS.contains(&want.place.kind);
         let (first, then): (Vec<WantedSite>, Vec<WantedSite>) = wanted.into_iter().partition(is_unwinder);
-        let mut ready = self.write_ready(stopped, first.iter().chain(&then), series.is_some());
+        if let Some(series) = &mut series {
+            series.stops += 1;
+        }
+        let at_once = series.as_ref().map(Series::at_once);
+        let mut ready = self.write_ready(stopped, first.iter().chain(&then), at_once);
         let mut spent = began.elapsed();
         for want in first.into_iter().chain(then) {
             let address = want.place.address;
@@ -138,7 +159,9 @@ impl Target {
             let placed = match (known, &mut series) {
                 (Some(placed), _) => placed,
                 (None, Some(series))
-                    if is_new && !is_unwinder(&want) && (series.is_cut || spent >= PLACING_AT_ONCE) =>
+                    if is_new
+                        && !is_unwinder(&want)
+                        && (series.is_cut || at_once.is_some_and(|at_once| spent >= at_once)) =>
                 {
                     series.is_cut = true;
                     continue;

@@ -16,7 +16,7 @@ use crate::realm::calls::are_of_strace;
 use crate::realm::files::FileId;
 use crate::realm::meant::{check_reach, holds, is_of_family};
 use crate::realm::process::{Maker, code_of};
-use crate::realm::reports::{ReportTo, Terminal, report_untraced};
+use crate::realm::reports::{ReportTo, Terminal, report_untraced, report_untraced_now};
 use crate::realm::sites::maps;
 use crate::realm::target::{Link, Target};
 use crate::realm::tracer::{Actor, Command};
@@ -545,7 +545,9 @@ impl Actor {
             specs.find(|spec| matches!(spec.scope, Scope::Family(_)) && is_of_family(spec, &family))?.terminal
         };
         let terminal: Option<Terminal> = kept.terminal.or_else(of_tools);
-        report_untraced(terminal, pid, &format!("what it has executed: {refusal}"));
+        // (It was there, and goes on as soon as it is refused: it may have ended since. Of who is gone before there is no program to miss.)
+        let tell = if refusal.errno == Errno::ESRCH { report_untraced } else { report_untraced_now };
+        tell(terminal, pid, &format!("what it has executed: {refusal}"));
     }
 }
 

@@ -16,4 +16,4 @@ pub(super) use named::{PerfMap, of_agent, wrap};
 pub(super) use status::{FaultStatus, OverrunStatus};
 pub use status::{SiteStatus, TargetStatus};
 pub use terminal::Terminal;
-pub(super) use terminal::{ReportTo, report_untraced};
+pub(super) use terminal::{ReportTo, report_untraced, report_untraced_now};

@@ -192,12 +192,16 @@ impl Target {
     }
 }
 
-/// Says that a process which should have become a target is none.
+/// Says that a process which should have become a target is none, unless it has ended.
 pub(in crate::realm) fn report_untraced(terminal: Option<Terminal>, pid: u32, why: &str) {
     // (A process that has ended, a zombie perhaps, has no executable, and is not missed.)
-    if std::fs::read_link(format!("/proc/{pid}/exe")).is_err() {
-        return;
+    if std::fs::read_link(format!("/proc/{pid}/exe")).is_ok() {
+        report_untraced_now(terminal, pid, why);
     }
+}
+
+/// The same, whether it has ended meanwhile or not.
+pub(in crate::realm) fn report_untraced_now(terminal: Option<Terminal>, pid: u32, why: &str) {
     tracing::warn!(pid, "not traced: {why}");
     let Some(terminal) = terminal else { return };
     match count_untraced(terminal) {
