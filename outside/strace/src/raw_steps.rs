@@ -154,8 +154,7 @@ pub(crate) fn settle(event: Event, places: Option<Places>, is_writing: impl Fn(p
         step = next();
     }
     // (SIGCONT has done what it does when it was sent.)
-    let is_for_jobs = signal == libc::SIGCONT || STOPPING.contains(&signal);
-    let enters = matches!(step, Next::Enter) && !is_for_jobs;
+    let enters = matches!(step, Next::Enter) && !is_for_jobs(signal);
     if enters {
         match enter(tid, &mut others) {
             Some(stop) if !libc::WIFSTOPPED(stop.status) => return Settled::At(stop),
@@ -177,6 +176,11 @@ pub(crate) fn settle(event: Event, places: Option<Places>, is_writing: impl Fn(p
     Settled::At(Event { tid, status, rusage: event.rusage })
 }
 
+/// Whether a signal stops a process, or lets it go on.
+fn is_for_jobs(signal: c_int) -> bool {
+    signal == libc::SIGCONT || STOPPING.contains(&signal)
+}
+
 /// Whether a signal stops a process, and a SIGCONT has come since.
 pub(crate) fn is_taken_back(tid: pid_t, signal: c_int) -> bool {
     STOPPING.contains(&signal) && process::has_pending(tid, libc::SIGCONT)
@@ -191,8 +195,7 @@ pub(crate) fn settle_in_call(event: Event) -> Option<Settled> {
     let (mut info, before, now) = (signal_info(tid)?, mask(tid).ok()?, registers(tid).ok()?);
     let (number, result) = (now.orig_rax as i64, now.rax as i64);
     let is_made_again = number >= 0 && RESTARTS.contains(&result) && result != RESTART_BLOCK;
-    let is_for_jobs = signal == libc::SIGCONT || STOPPING.contains(&signal);
-    if !is_made_again || is_for_jobs || RAISED.contains(&signal) || set_mask(tid, !0).is_err() {
+    if !is_made_again || is_for_jobs(signal) || RAISED.contains(&signal) || set_mask(tid, !0).is_err() {
         return None;
     }
     let mut again =

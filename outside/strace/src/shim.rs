@@ -10,10 +10,11 @@ use std::sync::atomic::Ordering;
 use crate::companion::Companion;
 use crate::process;
 use crate::raw_agent_signals::places_of;
+use crate::raw_steps::is_taken_back;
 use crate::raw_tracer::{Event, NOBODY, RELEASED, SignalInfo, Tracer};
 use crate::record::{Phase, Record};
 use crate::ring::Ring;
-use crate::status::INTERRUPT;
+use crate::status::{INTERRUPT, is_signal};
 
 /// What the kernel lets its own code see of a call that a signal has interrupted (include/linux/errno.h): `ERESTARTSYS`,
 /// `ERESTARTNOINTR`, `ERESTARTNOHAND` and `ERESTART_RESTARTBLOCK`.
@@ -552,7 +553,7 @@ impl Shim {
         let index = self.waiting.iter().position(is_next)?;
         let tid = self.waiting[index].event.tid;
         let status = self.waiting[index].event.status;
-        let is_signal = libc::WIFSTOPPED(status) && status >> 16 == 0 && status != SYSCALL_STOP;
+        let is_signal = is_signal(status);
         if is_signal && self.tracees.get(&tid).is_some_and(|tracee| tracee.ends_whatever_comes(status)) {
             self.waiting.remove(index);
             let _ = self.tracer.request(libc::PTRACE_CONT, tid, 0, 0);
@@ -606,7 +607,7 @@ impl Shim {
             return is_unwanted.then(|| self.pass_over(tid, libc::PTRACE_CONT)).flatten();
         }
         if status != SYSCALL_STOP {
-            let is_signal = libc::WIFSTOPPED(status) && status >> 16 == 0;
+            let is_signal = is_signal(status);
             if !is_signal && (!tracee.is_converted || status != INTERRUPT) {
                 return None;
             }
@@ -662,10 +663,9 @@ impl Shim {
     /// Whether a stopping signal has come in a system call, and a SIGCONT since. Natively the stop at the end of the call comes before the
     /// signal, which SIGCONT takes back then (a terminal stops strace, too). Then the thread is resumed without it.
     fn is_taken_back(&mut self, tid: i32, status: i32) -> bool {
-        let is_stopping = STOPPING.contains(&libc::WSTOPSIG(status));
-        let tracee = self.tracees.get(&tid).filter(|tracee| is_stopping && tracee.wants_calls);
+        let tracee = self.tracees.get(&tid).filter(|tracee| tracee.wants_calls);
         tracee.is_some_and(|tracee| !self.native.contains(&tracee.pid))
-            && process::has_pending(tid, libc::SIGCONT)
+            && is_taken_back(tid, libc::WSTOPSIG(status))
             && self.tracer.registers(tid).is_ok_and(|registers| registers.orig_rax as i64 >= 0)
             && self.tracer.request(libc::PTRACE_CONT, tid, 0, 0).is_ok()
     }

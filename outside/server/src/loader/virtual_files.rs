@@ -5,11 +5,11 @@
 //!
 //! The kernel lets only root read them, where tracefs is mounted; here the server always answers for them. If the kernel has no
 //! kprobe PMU, the server also answers for the PMU's files, and for the lists of probes that were made by writing
-//! (`kprobe_events`), which loaders read first; and for the list of symbols (`/proc/kallsyms`), if all addresses in it are hidden. All other files are the kernel's: calls on them go on to it. So does the question
-//! whether debugfs has tracefs in it.
+//! (`kprobe_events`), which loaders read first; and for the list of symbols (`/proc/kallsyms`), if all addresses in it are hidden. All
+//! other files are the kernel's: calls on them go on to it. So does the question whether debugfs has tracefs in it.
 
 use std::collections::{HashMap, HashSet};
-use std::io::Write as _;
+use std::io::{BufRead, BufReader, Write as _};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
@@ -143,26 +143,27 @@ impl Entry {
 /// which of these functions exist, and take those without address to be missing. They get addresses that mean nothing.
 fn symbols() -> Option<&'static str> {
     static SYMBOLS: OnceLock<Option<String>> = OnceLock::new();
-    let read = || with_addresses(&std::fs::read_to_string(KERNEL_SYMBOLS).ok()?);
+    let read = || with_addresses(BufReader::new(std::fs::File::open(KERNEL_SYMBOLS).ok()?));
     SYMBOLS.get_or_init(read).as_deref()
 }
 
-fn with_addresses(hidden: &str) -> Option<String> {
+/// `None` as soon as there is an address: root, to whom the kernel shows them, does not wait until all are read.
+fn with_addresses(hidden: impl BufRead) -> Option<String> {
     /// Of the kernel's text where nothing is randomized (Documentation/arch/x86/x86_64/mm.rst).
     const FIRST: u64 = 0xffff_ffff_8100_0000;
     const BYTES: u64 = 16;
     const NO_ADDRESS: &str = "0000000000000000 ";
-    let named = |line: &str| Some(line.strip_prefix(NO_ADDRESS)?.split_whitespace().nth(1)?.to_owned());
-    if hidden.is_empty() || hidden.lines().any(|line| !line.starts_with(NO_ADDRESS)) {
-        return None;
-    }
     let functions: HashSet<String> = TABLE.iter().map(function_of).collect();
     let mut addresses = (FIRST..).step_by(BYTES as usize);
-    let shown = hidden.lines().map(|line| match named(line).filter(|name| functions.contains(name)) {
-        Some(_) => format!("{:016x} {}\n", addresses.next().unwrap_or(FIRST), &line[NO_ADDRESS.len()..]),
-        None => format!("{line}\n"),
-    });
-    Some(shown.collect())
+    let mut shown = String::new();
+    for line in hidden.lines() {
+        let line = line.ok()?;
+        let symbol = line.strip_prefix(NO_ADDRESS)?;
+        let is_ours = symbol.split_whitespace().nth(1).is_some_and(|name| functions.contains(name));
+        let address = if is_ours { addresses.next()? } else { 0 };
+        shown += &format!("{address:016x} {symbol}\n");
+    }
+    (!shown.is_empty()).then_some(shown)
 }
 
 fn listed(path: &Path, category: Option<&'static str>) -> Entry {
@@ -344,8 +345,8 @@ mod tests {
             "0000000000000000 T _text\n0000000000000000 T __x64_sys_read\n0000000000000000 t __x64_sys_write [m]\n";
         let shown =
             "0000000000000000 T _text\nffffffff81000000 T __x64_sys_read\nffffffff81000010 t __x64_sys_write [m]\n";
-        assert_eq!(with_addresses(hidden).as_deref(), Some(shown));
-        assert_eq!((with_addresses(""), with_addresses("ffffffff81000040 T _text\n")), (None, None));
+        assert_eq!(with_addresses(hidden.as_bytes()).as_deref(), Some(shown));
+        assert_eq!((with_addresses(&b""[..]), with_addresses(&b"ffffffff81000040 T _text\n"[..])), (None, None));
     }
 
     #[test]

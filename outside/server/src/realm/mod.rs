@@ -72,9 +72,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Targets that were let go are remembered for `ring3 status`, the latest ones.
 const LET_GO_SHOWN_MAX: usize = 16;
-/// How often who waits for a large file to be analysed looks whether it is.
 /// A file is analysed so often for one question.
 const ANALYSES_MAX: u32 = 100;
+/// How often who waits for a large file to be analysed looks whether it is.
 const ANALYSED_EVERY: Duration = Duration::from_millis(2);
 
 /// A map's memory as targets map it.

@@ -159,9 +159,7 @@ impl Target {
             let placed = match (known, &mut series) {
                 (Some(placed), _) => placed,
                 (None, Some(series))
-                    if is_new
-                        && !is_unwinder(&want)
-                        && (series.is_cut || at_once.is_some_and(|at_once| spent >= at_once)) =>
+                    if is_new && !is_unwinder(&want) && (series.is_cut || spent >= series.at_once()) =>
                 {
                     series.is_cut = true;
                     continue;

@@ -42,17 +42,16 @@ impl Actor {
     /// processes have the same.)
     fn let_hoarders_go(&mut self) {
         let mut waiting: BTreeMap<u32, usize> = BTreeMap::new();
-        let is_late = |pending: &&mut Pending| {
-            matches!(pending.garbage, Garbage::Map(_)) && pending.since.elapsed() >= WAIT_MAX
-        };
-        for pid in self.pending.iter_mut().filter(is_late).flat_map(|pending| pending.users.iter()) {
+        let is_late =
+            |pending: &&Pending| matches!(pending.garbage, Garbage::Map(_)) && pending.since.elapsed() >= WAIT_MAX;
+        for pid in self.pending.iter().filter(is_late).flat_map(|pending| &pending.users) {
             *waiting.entry(*pid).or_default() += 1;
         }
         waiting.retain(|_, maps| *maps >= WAITING_MAPS_MAX);
         for (pid, maps) in &waiting {
             if self.targets.get(pid).is_some_and(|target| !target.is_detaching()) {
                 let why = format!(
-                    "a thread of it has been inside a program for {} s, and {maps} maps wait for it",
+                    "{maps} maps wait for it, for {} s: a thread of it seems to be inside a program, or it cannot be stopped",
                     WAIT_MAX.as_secs()
                 );
                 self.detach_with_reason(*pid, &why);

@@ -127,19 +127,16 @@ impl Actor {
     pub(in crate::realm) fn say_to_tools(&self, target: &Target, what: &str) {
         let terminals: BTreeSet<Terminal> =
             target.links_for(&self.links).filter_map(|(_, spec)| spec.terminal).collect();
-        for terminal in terminals {
-            terminal.say(&format!("process {} ({}) {what}", target.pid, target.comm));
-        }
+        terminals.into_iter().for_each(|terminal| target.say_on(terminal, what));
     }
 
     /// Says something of a target to whoever began it, else to the tools whose links it has.
     pub(in crate::realm) fn say_of(&self, pid: u32, what: &str) {
         let Some(target) = self.targets.get(&pid) else { return };
         tracing::warn!(pid, comm = target.comm, "{what}");
-        let of_loaders = || target.links_for(&self.links).filter_map(|(_, spec)| spec.terminal).collect();
-        let terminals: BTreeSet<Terminal> = target.terminal.map_or_else(of_loaders, |one| BTreeSet::from([one]));
-        for terminal in terminals {
-            terminal.say(&format!("process {pid} ({}) {what}", target.comm));
+        match target.terminal {
+            Some(terminal) => target.say_on(terminal, what),
+            None => self.say_to_tools(target, what),
         }
     }
 }
@@ -180,6 +177,10 @@ impl Target {
         if let Some(terminal) = terminal {
             terminal.say(&format!("process {} ({}): {what}", self.pid, self.comm));
         }
+    }
+
+    fn say_on(&self, terminal: Terminal, what: &str) {
+        terminal.say(&format!("process {} ({}) {what}", self.pid, self.comm));
     }
 
     fn say(&self, terminal: Terminal, reasons: &[&str]) {
