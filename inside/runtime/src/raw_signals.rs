@@ -88,8 +88,11 @@ pub(crate) unsafe fn send_wanted(tb: *mut ThreadBlock) {
 #[cold]
 #[inline(never)]
 unsafe fn send_all(tb: *mut ThreadBlock) {
+    // (No more than there are now: a tracer may have one that has come put off until programs have run again.)
     // SAFETY: the caller's promise.
-    while let Some((signal, whom)) = next(unsafe { &mut *tb }) {
+    for _ in 0..unsafe { (*tb).signals } {
+        // SAFETY: the caller's promise.
+        let Some((signal, whom)) = next(unsafe { &mut *tb }) else { return };
         // SAFETY: the caller's promise.
         let tb = unsafe { &*tb };
         let errno = if is_taken(tb.region_base, signal) { SENT_BY_PROGRAM } else { 0 };

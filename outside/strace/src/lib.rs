@@ -12,6 +12,7 @@ mod raw_agent_signals;
 mod raw_calls;
 pub mod raw_clock;
 pub mod raw_execute;
+mod raw_postponed;
 pub mod raw_preload;
 mod raw_steps;
 pub mod raw_tracer;

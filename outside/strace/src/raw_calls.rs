@@ -96,6 +96,17 @@ pub(crate) fn registers(tid: pid_t) -> Result<libc::user_regs_struct, i32> {
     with(libc::PTRACE_GETREGS, tid, 0, &mut registers).map(|_| registers)
 }
 
+/// A word of a stopped tracee (`PTRACE_PEEKTEXT`), or of its `struct user` (`PTRACE_PEEKUSER`).
+pub(crate) fn peek(request: c_uint, tid: pid_t, at: u64) -> Option<u64> {
+    let mut word = 0u64;
+    with(request, tid, at as usize, &mut word).ok().map(|_| word)
+}
+
+pub(crate) fn poke(tid: pid_t, at: u64, word: u64) -> Done {
+    // SAFETY: the word is a number here.
+    unsafe { ptrace(libc::PTRACE_POKEDATA, tid, at as usize, word as usize) }
+}
+
 /// The bytes of a structure of integers.
 fn bytes_of<T>(value: &T) -> Vec<u8> {
     // SAFETY: as many bytes as the value has; the structures that this is used for have no padding.

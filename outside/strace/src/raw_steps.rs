@@ -2,24 +2,21 @@
 //!
 //! Natively no signal comes between the start of a call and the call itself, or between the call and its end: a signal that is sent then
 //! interrupts the call, or comes behind its end. Where ring3's code records a call, it would come there: strace has been told of the start,
-//! and the call is not made; or the call is made, and no record says with which result. So the thread, with all signals blocked,
-//! executes one instruction after another, until it is
-//! - out of ring3's code: then the signal comes; or
-//! - at the instruction that makes the call: then it enters the kernel, and the signal is sent to it there. The call meets it as one that
-//!   was sent meanwhile, and it stops the thread at the call's end, as natively.
+//! and the call is not made; or the call is made, and no record says with which result. So the signal is put off ([`Postponed`]).
 //!
-//! A stopping signal is not sent again: a SIGCONT that has come meanwhile would not end that stop, and the thread would stay stopped. If
-//! one has come, the stop is over before it begins, as in the kernel (kernel/signal.c:prepare_signal, JOBCTL_STOP_DEQUEUED).
-//!
-//! Where ring3's code is about to make a system call in which it may wait, for who reads the ring buffer, say, the signal comes after all,
-//! as it does if the instructions are too many, or the call is one that makes a process or a thread.
+//! A stopping signal is neither put off nor sent again: a SIGCONT that has come meanwhile would not end that stop, and the thread would
+//! stay stopped. For it the thread, with all signals blocked, executes one instruction after another, until it is out of ring3's code or
+//! at the instruction that makes the call. (So it does while programs of other tools run.) If a SIGCONT has come then, the stop is over
+//! before it begins, as in the kernel (kernel/signal.c:prepare_signal, JOBCTL_STOP_DEQUEUED). Where ring3's code is about to make a system
+//! call in which it may wait, the signal comes after all, as it does if the instructions are too many.
 
 use libc::{c_int, pid_t};
 use ring3_layout::region::{REGION_BYTES, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
-use ring3_layout::syscall::{CLONE_SYSCALLS, SYSCALL_BYTES};
+use ring3_layout::syscall::SYSCALL_BYTES;
 
 use crate::process;
-use crate::raw_calls::{mask, plain, registers, set_mask, set_signal_info, signal_info, wait_for, with};
+use crate::raw_calls::{mask, peek, plain, registers, set_mask, set_signal_info, signal_info, wait_for, with};
+use crate::raw_postponed::{Block, Postponed};
 use crate::raw_tracer::Event;
 use crate::shim::{RAISED, RESTART_BLOCK, RESTARTS, STOPPING};
 
@@ -30,7 +27,7 @@ const STOPS_MAX: u32 = 16;
 /// A stop at a system call.
 const SYSCALL: c_int = libc::SIGTRAP | 0x80;
 /// Offset of `rip` in `struct user`.
-const RIP_AT: usize = 16 * size_of::<u64>();
+const RIP_AT: u64 = 16 * size_of::<u64>() as u64;
 
 /// Where a process has ring3's code, and what that calls.
 #[derive(Clone, Copy, Debug)]
@@ -62,35 +59,12 @@ impl Places {
     }
 }
 
-/// A signal that was sent to a tracee in the kernel, and what is known of it. (There, its tracer can say no more than its number.)
-#[derive(Clone, Copy)]
-pub(crate) struct Sent {
-    signal: c_int,
-    info: libc::siginfo_t,
-}
-
-impl std::fmt::Debug for Sent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Sent({})", self.signal)
-    }
-}
-
-impl Sent {
-    /// If this is what has stopped the tracee now, the kernel is told all that is known of it; else false.
-    pub(crate) fn arrives(&mut self, tid: pid_t, signal: c_int) -> bool {
-        const SI_KERNEL: c_int = 0x80;
-        signal == self.signal
-            && signal_info(tid).is_some_and(|info| info.si_code == SI_KERNEL)
-            && set_signal_info(tid, &mut self.info).is_ok()
-    }
-}
-
 /// What became of a signal's stop.
 pub(crate) enum Settled {
     /// The stop in which the tracee is now, as if the signal had come so much later; or its end.
     At(Event),
-    /// It runs, and gets the signal in the call that it makes.
-    Sent(Sent),
+    /// It runs, and gets the signal later.
+    PutOff,
     /// It runs without the signal, which would have stopped it.
     TakenBack,
 }
@@ -98,46 +72,41 @@ pub(crate) enum Settled {
 /// What is next.
 enum Next {
     Step,
-    Enter,
+    PutOff(Block),
     Nothing,
 }
 
 /// See the module's documentation. `is_writing`: whether a thread is writing a record, which nobody can read until it goes on.
-pub(crate) fn settle(event: Event, places: Option<Places>, is_writing: impl Fn(pid_t) -> bool) -> Settled {
+pub(crate) fn settle(
+    event: Event,
+    places: Option<Places>,
+    postponed: &mut Postponed,
+    is_writing: impl Fn(pid_t) -> bool,
+) -> Settled {
     let Event { tid, status, .. } = event;
     let signal = libc::WSTOPSIG(status);
-    let next = || {
-        let Some(places) = places else { return if is_writing(tid) { Next::Step } else { Next::Nothing } };
-        let Some(at) = peek(libc::PTRACE_PEEKUSER, tid, RIP_AT).filter(|at| places.have(*at)) else {
-            return Next::Nothing;
-        };
-        match peek(libc::PTRACE_PEEKTEXT, tid, at as usize) {
-            Some(code) if code as u16 == u16::from_le_bytes([0x0f, 0x05]) => {
-                let Ok(now) = registers(tid) else { return Next::Nothing };
-                match places.have_trampoline(at) {
-                    // (A pending signal keeps them from being made: natively, too, they end with `ERESTARTNOINTR` then. If signals
-                    // come often, they would never be made.)
-                    true if CLONE_SYSCALLS.contains(&(now.rax as i64)) => Next::Nothing,
-                    true => Next::Enter,
-                    false if ends_at_once(now.rax as i64, now.rsi) => Next::Step,
-                    false => Next::Nothing,
-                }
-            }
-            _ => Next::Step,
-        }
-    };
-    let mut step = next();
-    if matches!(step, Next::Nothing) || places.is_some_and(|places| is_in_call(tid, places)) {
+    let Some(mut info) = signal_info(tid) else { return Settled::At(event) };
+    if RAISED.contains(&signal) && info.si_code > 0 {
+        postponed.comes(tid);
         return Settled::At(event);
     }
-    let (Some(mut info), Ok(before)) = (signal_info(tid), mask(tid)) else { return Settled::At(event) };
-    if RAISED.contains(&signal) && info.si_code > 0 {
-        return Settled::At(event);
+    let next = |postponed: &Postponed| match places {
+        Some(places) => next_of(tid, signal, places, postponed),
+        None if is_writing(tid) => Next::Step,
+        None => Next::Nothing,
+    };
+    let mut step = next(postponed);
+    if let Next::PutOff(block) = step {
+        postponed.put_off(block, info);
+        return if plain(libc::PTRACE_SYSCALL, tid, 0).is_ok() { Settled::PutOff } else { Settled::At(event) };
     }
     let blocked = RAISED.iter().fold(!0u64, |mask, signal| mask & !(1 << (signal - 1)));
-    if set_mask(tid, blocked).is_err() {
+    let is_here = matches!(step, Next::Nothing) || places.is_some_and(|places| is_in_call(tid, places));
+    let before = if is_here { Err(0) } else { mask(tid).and_then(|mask| set_mask(tid, blocked).map(|_| mask)) };
+    let Ok(before) = before else {
+        postponed.comes(tid);
         return Settled::At(event);
-    }
+    };
     let mut others = Others::default();
     for _ in 0..STEPS_MAX {
         if !matches!(step, Next::Step) || plain(libc::PTRACE_SINGLESTEP, tid, 0).is_err() {
@@ -151,29 +120,40 @@ pub(crate) fn settle(event: Event, places: Option<Places>, is_writing: impl Fn(p
             Some(stop) if libc::WSTOPSIG(stop.status) != libc::SIGTRAP => break,
             _ => {}
         }
-        step = next();
-    }
-    // (SIGCONT has done what it does when it was sent.)
-    let enters = matches!(step, Next::Enter) && !is_for_jobs(signal);
-    if enters {
-        match enter(tid, &mut others) {
-            Some(stop) if !libc::WIFSTOPPED(stop.status) => return Settled::At(stop),
-            Some(_) => {
-                let _ = set_mask(tid, before);
-                others.send(tid);
-                let _ = plain(libc::PTRACE_CONT, tid, signal as usize);
-                return Settled::Sent(Sent { signal, info });
-            }
-            None => {}
-        }
+        step = next(postponed);
     }
     let _ = set_mask(tid, before);
     others.send(tid);
+    if let Next::PutOff(block) = step {
+        postponed.put_off(block, info);
+        let _ = plain(libc::PTRACE_SYSCALL, tid, 0);
+        return Settled::PutOff;
+    }
     if is_taken_back(tid, signal) && plain(libc::PTRACE_CONT, tid, 0).is_ok() {
         return Settled::TakenBack;
     }
     let _ = set_signal_info(tid, &mut info);
+    postponed.comes(tid);
     Settled::At(Event { tid, status, rusage: event.rusage })
+}
+
+/// What a thread that this signal has stopped is to do next.
+fn next_of(tid: pid_t, signal: c_int, places: Places, postponed: &Postponed) -> Next {
+    let at = peek(libc::PTRACE_PEEKUSER, tid, RIP_AT).filter(|at| places.have(*at));
+    let Some((at, now)) = at.and_then(|at| Some((at, registers(tid).ok()?))) else { return Next::Nothing };
+    if is_for_jobs(signal) {
+        let code = peek(libc::PTRACE_PEEKTEXT, tid, at);
+        let is_call = code.is_some_and(|code| code as u16 == u16::from_le_bytes([0x0f, 0x05]));
+        let stays = is_call && (places.have_trampoline(at) || !ends_at_once(now.rax as i64, now.rsi));
+        return if stays { Next::Nothing } else { Next::Step };
+    }
+    let is_in_call = places.have_trampoline(at) && now.orig_rax as i64 >= 0;
+    match Block::of(tid, places, &now).filter(|_| !is_in_call) {
+        Some(block) if postponed.is_early(block, &now) => Next::PutOff(block),
+        // (Those of other tools.)
+        Some(block) if block.runs_any() => Next::Step,
+        _ => Next::Nothing,
+    }
 }
 
 /// Whether a signal stops a process, or lets it go on.
@@ -189,7 +169,7 @@ pub(crate) fn is_taken_back(tid: pid_t, signal: c_int) -> bool {
 /// The same of a signal that comes to a thread whose call the server may have interrupted: what it waited for may have happened since,
 /// and natively it would have been told of that first. So the call is made again, and the signal is sent to it there.
 /// `None`: no call is made again.
-pub(crate) fn settle_in_call(event: Event) -> Option<Settled> {
+pub(crate) fn settle_in_call(event: Event, postponed: &mut Postponed) -> Option<Settled> {
     let Event { tid, status, .. } = event;
     let signal = libc::WSTOPSIG(status);
     let (mut info, before, now) = (signal_info(tid)?, mask(tid).ok()?, registers(tid).ok()?);
@@ -213,10 +193,11 @@ pub(crate) fn settle_in_call(event: Event) -> Option<Settled> {
     }
     others.send(tid);
     if entered.is_none() {
+        postponed.comes(tid);
         return Some(Settled::At(event));
     }
-    let _ = plain(libc::PTRACE_CONT, tid, signal as usize);
-    Some(Settled::Sent(Sent { signal, info }))
+    let _ = plain(postponed.enters_call(tid, info), tid, 0);
+    Some(Settled::PutOff)
 }
 
 /// Whether a tracee is in a system call, or at its end, where a signal comes as it would natively. (Not in one of ring3's own.)
@@ -284,9 +265,4 @@ impl Others {
             let _ = plain(libc::PTRACE_INTERRUPT, tid, 0);
         }
     }
-}
-
-fn peek(request: libc::c_uint, tid: pid_t, at: usize) -> Option<u64> {
-    let mut word = 0u64;
-    with(request, tid, at, &mut word).ok().map(|_| word)
 }

@@ -36,7 +36,8 @@ use crate::raw_agent_signals::{is_of_agent, places_of};
 use crate::raw_calls::{
     Done, above_standard, check, plain, ptrace, read_or_write, registers, signal_info, wait_for_next, with,
 };
-use crate::raw_steps::{Places, Sent, Settled, settle, settle_in_call};
+use crate::raw_postponed::Postponed;
+use crate::raw_steps::{Places, Settled, settle, settle_in_call};
 use crate::shim::RESTARTS;
 use crate::status::{INTERRUPT, event_of, is_group_stop, is_interrupt, is_signal};
 
@@ -326,8 +327,8 @@ struct Tracee {
     was_interrupted: bool,
     /// Where its process has code of ring3, once known.
     places: Option<Places>,
-    /// A signal that was sent to it on its way, and has not stopped it yet.
-    sent: Option<Sent>,
+    /// Signals that come to it later.
+    postponed: Postponed,
 }
 
 impl Tracee {
@@ -346,7 +347,7 @@ impl Tracee {
             is_released: false,
             was_interrupted: false,
             places: None,
-            sent: None,
+            postponed: Postponed::default(),
         }
     }
 
@@ -357,7 +358,8 @@ impl Tracee {
     /// Resumes it as the kernel does, for its user.
     fn resume(&mut self, tid: pid_t, request: c_uint, signal: usize) -> Done {
         let by_syscall = self.server.as_ref().is_some_and(|held| held.by_syscall);
-        let to_syscall = request == libc::PTRACE_CONT && (by_syscall || self.is_released);
+        let to_syscall =
+            request == libc::PTRACE_CONT && (by_syscall || self.is_released || self.postponed.await_call());
         let kernel_request = if to_syscall { libc::PTRACE_SYSCALL } else { request };
         if self.interrupting {
             // (The one that was asked for may have been the server's, too.)
@@ -480,24 +482,17 @@ impl Thread {
     fn settle(&mut self, event: Event) -> Option<Event> {
         let tid = event.tid;
         let Some(tracee) = self.tracees.get_mut(&tid) else { return Some(event) };
-        if tracee.sent.as_mut().is_some_and(|sent| sent.arrives(tid, libc::WSTOPSIG(event.status))) {
-            tracee.sent = None;
-            return Some(event);
-        }
         // (What the server has resumed, it waits for.)
         let is_ours = tracee.server.is_none() && !tracee.is_released && tracee.resumed_by == libc::PTRACE_CONT;
         if is_ours && tracee.places.is_none() {
             tracee.places = places_of(tid);
         }
         let is_interrupted = is_ours && std::mem::take(&mut tracee.was_interrupted);
-        let in_call = is_interrupted.then(|| settle_in_call(event)).flatten();
-        match in_call.unwrap_or_else(|| settle(event, tracee.places.filter(|_| is_ours), &self.is_busy)) {
+        let Tracee { postponed, .. } = tracee;
+        let in_call = is_interrupted.then(|| settle_in_call(event, postponed)).flatten();
+        match in_call.unwrap_or_else(|| settle(event, tracee.places.filter(|_| is_ours), postponed, &self.is_busy)) {
             Settled::At(event) => Some(event),
-            Settled::Sent(sent) => {
-                tracee.sent = Some(sent);
-                None
-            }
-            Settled::TakenBack => None,
+            Settled::PutOff | Settled::TakenBack => None,
         }
     }
 
@@ -540,6 +535,9 @@ impl Thread {
             }
             0 if signal == libc::SIGTRAP | 0x80 => {
                 for_server = tracee.server.as_ref().is_some_and(|held| held.by_syscall);
+                if let Some(places) = tracee.places.filter(|_| !for_server && tracee.postponed.await_call()) {
+                    tracee.postponed.at_call(tid, places);
+                }
                 let is_wanted = tracee.is_released || tracee.resumed_by == libc::PTRACE_SYSCALL;
                 if !for_server && (!is_wanted || tracee.is_released && is_unseen(tid, tracee)) {
                     let _ = tracee.resume(tid, tracee.resumed_by, 0);
@@ -558,6 +556,8 @@ impl Thread {
             _ => {}
         }
         if for_server && let Some(held) = &mut tracee.server {
+            // (What comes between the stops of the server is the server's.)
+            tracee.postponed.send(tid);
             held.interrupting &= event_of(status) != libc::PTRACE_EVENT_STOP;
             (held.has, held.shown, held.report, held.last) = (true, true, Some(status), status);
         }
@@ -579,6 +579,7 @@ impl Thread {
             self.add(tid, tracee);
         }
         if let Some(tracee) = self.tracees.get_mut(&tid) {
+            tracee.postponed.executed(tid);
             (tracee.places, tracee.is_released) = (None, false);
         }
     }
@@ -642,6 +643,9 @@ impl Thread {
 
     fn resume_for_user(&mut self, tid: pid_t, request: c_uint, signal: usize) -> Done {
         if request == libc::PTRACE_DETACH {
+            if let Some(tracee) = self.tracees.get_mut(&tid) {
+                tracee.postponed.send(tid);
+            }
             let done = plain(request, tid, signal);
             if done.is_ok() {
                 self.remove(tid);

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::companion::Companion;
 use crate::process;
 use crate::raw_agent_signals::places_of;
-use crate::raw_steps::is_taken_back;
+use crate::raw_steps::{Places, is_taken_back};
 use crate::raw_tracer::{Event, NOBODY, RELEASED, SignalInfo, Tracer};
 use crate::record::{Phase, Record};
 use crate::ring::Ring;
@@ -54,19 +54,8 @@ struct KnownEnd {
     is_repeated: bool,
     /// Handlers that had begun and not returned then.
     handlers: u32,
-}
-
-impl KnownEnd {
-    /// What the interrupted code finds in `rax` when a handler has returned to it: the number of a call that is made again, else the
-    /// call's result (arch/x86/kernel/signal.c:handle_signal). `told`: what a record says of its end.
-    fn result_after_handler(&self, told: Option<i64>) -> i64 {
-        match self.result {
-            RESTART_NO_INTERRUPT => self.number,
-            -512 => told.filter(|told| !RESTARTS.contains(told)).unwrap_or(self.number),
-            result if RESTARTS.contains(&result) => -i64::from(libc::EINTR),
-            result => result,
-        }
-    }
+    /// No record of its end comes: it only says what the thread was at when a handler interrupted it.
+    is_over: bool,
 }
 
 /// What became of a record.
@@ -111,6 +100,8 @@ struct Tracee {
     is_adjusted: bool,
     /// The kernel has stopped it at a call since.
     is_seen: bool,
+    /// Where its process has ring3's code, if that was asked for since it has executed its program.
+    places: Option<Places>,
 }
 
 impl Tracee {
@@ -134,6 +125,7 @@ impl Tracee {
             is_converted: false,
             is_adjusted: false,
             is_seen: false,
+            places: None,
         }
     }
 
@@ -158,6 +150,11 @@ impl Tracee {
             _ => return false,
         };
         signal == libc::SIGKILL as u64
+    }
+
+    /// Forgets what handlers interrupted that have returned, or were left by a jump.
+    fn forget_interrupted(&mut self) {
+        self.known_ends.retain(|known| !known.is_over || known.handlers < self.handlers);
     }
 
     fn told_call(&self, tid: i32) -> Told {
@@ -435,9 +432,8 @@ impl Shim {
         let is_native = |tracee: &Tracee| self.native.contains(&tracee.pid);
         let is_running = |tracee: &Tracee| tracee.shown == Shown::Running && tracee.wants_calls && !is_native(tracee);
         let has_returned = |tracee: &Tracee| is_running(tracee) && tracee.call == Some(libc::SYS_rt_sigreturn);
-        if let Some((tid, tracee)) = self.tracees.iter().find(|(_, tracee)| has_returned(tracee)) {
-            let result = tracee.known_ends.last().map_or(0, |known| known.result_after_handler(None));
-            return self.end_of_return(*tid, result);
+        if let Some((tid, _)) = self.tracees.iter().find(|(_, tracee)| has_returned(tracee)) {
+            return self.end_of_return(*tid);
         }
         let is_repeated = |tracee: &Tracee| {
             let is_due = |known: &KnownEnd| known.is_repeated && tracee.handlers <= known.handlers;
@@ -578,6 +574,9 @@ impl Shim {
             self.waiting.remove(index);
             return self.tell_real(of, is_late);
         }
+        if is_signal && of.is_none() {
+            self.note_interrupted(tid);
+        }
         let Waiting { event, .. } = self.waiting.remove(index)?;
         self.time = None;
         let mut in_calls = None;
@@ -589,6 +588,7 @@ impl Shim {
             tracee.shown = Shown::Stopped;
             tracee.is_at_signal = is_signal;
             tracee.is_at_exec = status >> 16 == libc::PTRACE_EVENT_EXEC;
+            tracee.places = tracee.places.filter(|_| !tracee.is_at_exec);
             in_calls = (!self.native.contains(&tracee.pid)).then_some(tracee.in_calls);
         }
         Some(Told { tid, status, usage: Some(event.rusage), in_calls })
@@ -701,7 +701,7 @@ impl Shim {
         let registers = self.tracer.registers(tid).ok()?;
         let result = registers.rax as i64;
         if number == libc::SYS_rt_sigreturn {
-            return self.end_of_return(tid, result);
+            return self.end_of_return(tid);
         }
         // (A thread that is not in the kernel is in the agent: its call is about to be made, or its result is known when it goes on. So
         // strace is told that the call is made again.)
@@ -710,8 +710,37 @@ impl Shim {
         let result = if is_made { result } else { RESTART_NO_INTERRUPT };
         tracee.is_interrupted = is_made && RESTARTS.contains(&result);
         let (arguments, handlers) = (tracee.start.arguments(), tracee.handlers);
-        tracee.known_ends.push(KnownEnd { number, arguments, result, is_repeated: !is_made, handlers });
+        tracee.known_ends.push(KnownEnd {
+            number,
+            arguments,
+            result,
+            is_repeated: !is_made,
+            handlers,
+            is_over: false,
+        });
         self.tell_end(tid, result)
+    }
+
+    /// Takes note of the last call if a signal comes in ring3's code around one: what its handler's `rt_sigreturn` shows is that call's
+    /// result, and not what ring3's code has in `rax`.
+    fn note_interrupted(&mut self, tid: i32) {
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return };
+        tracee.forget_interrupted();
+        if tracee.call.is_some() || !tracee.wants_calls || self.native.contains(&tracee.pid) {
+            return;
+        }
+        let Ok(registers) = self.tracer.registers(tid) else { return };
+        tracee.places = tracee.places.or_else(|| places_of(tid));
+        // (At the end of a call of the program's own it is the kernel that has said what is there.)
+        let is_inside = |places: Places| {
+            places.have_of_ring3(registers.rip)
+                || places.have_in_region(registers.rip) && (registers.orig_rax as i64) < 0
+        };
+        if tracee.places.is_some_and(is_inside) {
+            let (number, result, handlers) = (tracee.end.number(), tracee.end.result(), tracee.handlers);
+            let (arguments, is_repeated) = ([0; 6], false);
+            tracee.known_ends.push(KnownEnd { number, arguments, result, is_repeated, handlers, is_over: true });
+        }
     }
 
     /// Tells of the end of an `execve` that no stop and no record tells.
@@ -734,9 +763,14 @@ impl Shim {
     }
 
     /// A handler has returned: no record tells that. The result is what the interrupted code finds in `rax`.
-    fn end_of_return(&mut self, tid: i32, result: i64) -> Option<Told> {
+    fn end_of_return(&mut self, tid: i32) -> Option<Told> {
         let tracee = self.tracees.get_mut(&tid)?;
+        let [_, rax, _, _, rip, _] = tracee.start.arguments();
+        let is_in_ring3 = tracee.places.is_some_and(|places| places.have_in_region(rip));
+        let last = tracee.known_ends.last().filter(|known| is_in_ring3 && known.is_over);
+        let result = last.map_or(rax as i64, |known| known.result);
         tracee.handlers = tracee.handlers.saturating_sub(1);
+        tracee.forget_interrupted();
         self.tell_end(tid, result)
     }
 
@@ -755,21 +789,26 @@ impl Shim {
         }
         let is_wanted = tracee.wants_calls && of.is_none();
         if is_wanted && tracee.call == Some(libc::SYS_rt_sigreturn) {
-            let told = (phase == Phase::End).then(|| record.result());
-            let result = tracee.known_ends.last().map_or(0, |known| known.result_after_handler(told));
-            return self.end_of_return(tid, result).map_or(Step::Blocked, Step::Told);
+            return self.end_of_return(tid).map_or(Step::Blocked, Step::Told);
         }
         if is_wanted && phase == Phase::Start && tracee.call.is_some() {
             // (A handler has interrupted it, or the record of its end was lost.)
             if let Some(handlers) = tracee.handlers.checked_sub(1) {
                 let (number, arguments, result) =
                     (tracee.start.number(), tracee.start.arguments(), RESTART_NO_INTERRUPT);
-                tracee.known_ends.push(KnownEnd { number, arguments, result, is_repeated: true, handlers });
+                tracee.known_ends.push(KnownEnd {
+                    number,
+                    arguments,
+                    result,
+                    is_repeated: true,
+                    handlers,
+                    is_over: false,
+                });
             }
             return self.tell_end(tid, RESTART_NO_INTERRUPT).map_or(Step::Blocked, Step::Told);
         }
         if phase == Phase::End && tracee.call.is_none() {
-            let known = tracee.known_ends.iter().rposition(|known| known.number == number);
+            let known = tracee.known_ends.iter().rposition(|known| known.number == number && !known.is_over);
             let Some(known) = known else {
                 // (It was under way when strace came, or is the return from the call that has made this thread.)
                 return self.skip();

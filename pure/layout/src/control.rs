@@ -369,7 +369,8 @@ pub const ATTACHMENT_TASK_EVENT: u32 = 1 << 6;
 /// The program is run by itself: its context leads to no registers.
 pub const ATTACHMENT_ALONE: u32 = 1 << 5;
 
-/// The program may send signals, which are sent behind its run ([`crate::thread::ThreadBlock::wanted_signals`]).
+/// Signals may be sent behind the program's run ([`crate::thread::ThreadBlock::wanted_signals`]): by the program, or by the tracer of
+/// a thread that the program makes wait.
 pub const ATTACHMENT_SIGNALS: u32 = 1 << 7;
 
 /// The program is an extension: its result decides what is done, and it may call functions of its host. The bits from
@@ -432,6 +433,9 @@ pub struct HostSymbol {
 
 /// The program counts the rounds of its loops: whether it had enough is to be seen behind its run.
 pub const ATTACHMENT_FUEL: u32 = 1 << 9;
+
+/// The program runs at the beginning of a system call, before that is made.
+pub const ATTACHMENT_BEGINS: u32 = 1 << 10;
 
 /// How a call of a program by the process itself went. Returned in two registers.
 #[repr(C)]

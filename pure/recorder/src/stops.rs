@@ -44,9 +44,11 @@ pub mod record {
     pub const NUMBER: usize = 16;
     /// u64: ns, as `bpf_ktime_get_ns`.
     pub const TIME: usize = 24;
-    /// At the start six u64 arguments, those that the call has and then zeros (`rt_sigreturn`, which has none: the stack pointer); at the
-    /// end the i64 result, then zeros.
+    /// At the start six u64 arguments, those that the call has and then zeros (`rt_sigreturn`, which has none: the stack pointer, and
+    /// [`INTERRUPTED_WORDS`]); at the end the i64 result, then zeros.
     pub const VALUES: usize = 32;
+    /// `rax`, `rcx`, `rsp` and `rip` of what goes on behind a `rt_sigreturn`, from its signal frame.
+    pub const INTERRUPTED_WORDS: usize = 4;
     /// u32: bytes of the chunks, then a u32 of 0.
     pub const CHUNKS_BYTES: usize = 80;
     /// Bytes before the chunks.

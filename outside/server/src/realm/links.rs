@@ -179,7 +179,7 @@ pub struct LinkSpec {
     pub identity: bool,
     /// The program asks for stacks.
     pub stacks: bool,
-    /// The program may send signals.
+    /// Signals may be sent behind the program's run.
     pub signals: bool,
     /// The processes in which the program does anything. It is not attached in others.
     pub filter: ProcessFilter,

@@ -36,6 +36,8 @@ const REGISTERS_RDI_AT: i32 = 112;
 const REGISTERS_RSP_AT: i32 = 152;
 /// Where a signal frame has the mask, from where the stack pointer is when its handler has returned (`struct ucontext`).
 const SIGNAL_MASK_AT: i32 = 296;
+/// And `rax` there, followed by `rcx`, `rsp` and `rip` (`struct sigcontext`).
+const SIGNAL_RAX_AT: i32 = 144;
 
 /// Makes one program.
 pub(super) struct Writer {
@@ -126,6 +128,12 @@ impl Writer {
         self.line(&format!("r3 = *(u64 *)(r7 + {REGISTERS_RDI_AT})"));
         self.line(&format!("r3 += {REGISTERS_RSP_AT}"));
         self.line("call bpf_probe_read_kernel");
+        self.line("r1 = r6");
+        self.line(&format!("r1 += {}", record::VALUES + 8));
+        self.line(&format!("r2 = {}", 8 * record::INTERRUPTED_WORDS));
+        self.line(&format!("r3 = *(u64 *)(r6 + {})", record::VALUES));
+        self.line(&format!("r3 += {SIGNAL_RAX_AT}"));
+        self.line("call bpf_probe_read_user");
         if waits {
             self.put(RING3_RB_WAIT_CONSUMED);
             return self.text;

@@ -74,7 +74,7 @@ impl Attached {
             reads: facts.reads || program.extension.is_some(),
             identity: facts.identity,
             stacks: facts.stacks,
-            signals: facts.signals,
+            signals: facts.signals || program.makes_threads_wait(),
             filter: program.filter.clone(),
             terminal: program.terminal,
             budget: program.budget,

@@ -223,6 +223,11 @@ impl Program {
         }
     }
 
+    /// Whether its threads may wait for who reads what it writes.
+    pub(super) fn makes_threads_wait(&self) -> bool {
+        self.maps.lock().expect("no panic under this lock").iter().any(|map| map.makes_writers_wait())
+    }
+
     pub(super) fn describe(&self) -> Value {
         let kind = prog_type::name(self.prog_type).unwrap_or("?").trim_start_matches("BPF_PROG_TYPE_").to_lowercase();
         let maps: Vec<u32> = self.maps.lock().expect("no panic under this lock").iter().map(|map| map.id).collect();

@@ -596,9 +596,14 @@ impl MapObject {
         self.fetch(None);
     }
 
+    /// Whether threads that write into it wait for its reader.
+    pub(super) fn makes_writers_wait(&self) -> bool {
+        self.geometry().header.map_flags & RING3_F_BLOCK != 0
+    }
+
     /// The ring buffer, if its writers wait for the reader.
     fn blocking_ring(&self) -> Option<Ring<'_>> {
-        self.map().ring().filter(|_| self.geometry().header.map_flags & RING3_F_BLOCK != 0)
+        self.map().ring().filter(|_| self.makes_writers_wait())
     }
 
     /// Nobody waits for a reader that has ended, or, if the map `ends`, for any. (Writers notice the former, too, if the reader's

@@ -3,8 +3,8 @@
 use std::mem::offset_of;
 
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_SIGNALS,
-    ATTACHMENT_TASK_EVENT, ATTACHMENT_TRACEPOINT, HOOK_AT_ENTRY,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_BEGINS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW,
+    ATTACHMENT_SIGNALS, ATTACHMENT_TASK_EVENT, ATTACHMENT_TRACEPOINT, HOOK_AT_ENTRY,
 };
 use ring3_layout::region::{AGENT_OFFSET, PROCESS_OFFSET, STATE_OFFSET};
 use ring3_layout::thread::{ProcessPage, StateHeader};
@@ -52,4 +52,5 @@ pub(in crate::realm) fn attachment_flags(spec: &LinkSpec) -> u32 {
         | when(of_call(SyscallContext::Tracepoint) || of_task(false), ATTACHMENT_TRACEPOINT)
         | when(of_task(true), ATTACHMENT_RAW | ATTACHMENT_TASK_EVENT)
         | when(of_call(SyscallContext::Kprobe), ATTACHMENT_KPROBE)
+        | when(matches!(&spec.point, Point::Syscall(point) if !point.exit), ATTACHMENT_BEGINS)
 }
