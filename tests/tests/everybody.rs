@@ -372,7 +372,26 @@ fn that_a_process_whose_first_thread_has_ended_is_not_traced_is_said() {
     let mut victim = ready(bench.target(&program).stdin(Stdio::piped()));
     victim.say("four");
     wait_until("the calls are counted", || tool.total(&of(&program, "called")) == 5);
-    drop(victim);
+    let (code, told, error) = bench.run(&["detach", "--verify", &victim.pid().to_string()]);
+    assert!(code == Some(0) && told.contains("nothing of ring3 is left"), "{code:?} {told} {error}");
+    victim.say("five");
+    assert_eq!(victim.finish().0, Some(0));
+}
+
+/// Nobody stops the other process while code is changed.
+#[test]
+fn a_process_that_shares_its_memory_with_another_one_is_refused() {
+    let bench = bench().seeing(None);
+    let program = bench.copy(&victim("sharing", "gcc", "sharing.c", &[]));
+    let mut sharing = ready(&mut bench.command(&program));
+    let why = "shares its memory with process";
+    let (code, _, error) = bench.run(&["attach", &sharing.pid().to_string()]);
+    assert!(code == Some(1) && error.contains(why), "{code:?} {error}");
+    let script = format!("uretprobe:{}:called {{ @ = count(); }} interval:s:1 {{ exit(); }}", program.display());
+    let (_, _, errors) = Process::start(bench.load("bpftrace").args(["-e", &script])).finish();
+    assert!(errors.join("\n").contains(why), "{errors:?}");
+    sharing.signal(rustix::process::Signal::TERM);
+    assert_eq!(sharing.wait(), Some(0));
 }
 
 #[test]
@@ -405,6 +424,8 @@ fn processes_of_ring3_are_left_alone_whichever_server_they_are_of() {
     let named = another_ring3.with_file_name("ring3");
     std::fs::rename(&another_ring3, &named).expect("a name for it");
     assert!(other.command(&named).arg("serve").status().expect("it runs").success());
+    let mut their_tool = Process::start(other.load_with_tracefs(programs().join("calls")).arg("raw"));
+    assert_eq!(their_tool.line(), "attached");
     let mut victim = ready(bench.command(shapes()).args(["plain", "10"]));
     let mut tool = Process::start(bench.load_with_tracefs(programs().join("calls")).arg("raw"));
     assert_eq!(tool.line(), "attached");

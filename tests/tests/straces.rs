@@ -276,7 +276,11 @@ fn results_behind_handlers(text: &str) -> Vec<(&str, &str)> {
     let begun =
         lines.iter().enumerate().filter(|(_, line)| line.contains("= ? ERESTART") && !line.contains("NOINTR"));
     let handled = begun.filter_map(|(at, line)| Some((line, lines.get(at + 1)?, lines.get(at + 2)?)));
-    let whole = handled.filter(|(_, signal, end)| signal.contains("SIGALRM {") && end.contains("rt_sigreturn("));
+    let of = |line: &str| line.split(' ').next().map(str::to_owned);
+    let whole = handled.filter(|(line, signal, end)| {
+        let is_whole = !line.contains("resumed") && end.contains("rt_sigreturn(") && !end.contains("unfinished");
+        is_whole && signal.contains("SIGALRM {") && of(line) == of(signal) && of(line) == of(end)
+    });
     whole.map(|(line, _, end)| (*line, result(end))).collect()
 }
 

@@ -189,7 +189,8 @@ fn run_server() -> Result<(), String> {
     let filter = log_filter()?;
     // On a full disk the log has gaps; the server goes on.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).log_internal_errors(false);
-    log.with_writer(std::io::stderr).init();
+    let path = runtime_dir().ok().map(|directory| directory.join("server.log"));
+    log.with_writer(move || Log(path.clone())).init();
     let _ = rustix::process::setsid();
     let result = ring3_server::daemon::serve(|| {
         say(READY);
@@ -200,6 +201,38 @@ fn run_server() -> Result<(), String> {
         say(why);
     }
     result
+}
+
+/// Standard error, which is the server's log, unless that was redirected. When it is large, it becomes `server.log.old`, and a new one begins:
+/// what others do (programs that they execute, say) cannot fill the disk.
+struct Log(Option<PathBuf>);
+
+impl Log {
+    const BYTES_MAX: u64 = 8 << 20;
+
+    fn begin_anew_if_large(&self, bytes_max: u64) -> std::io::Result<()> {
+        use std::os::unix::fs::MetadataExt;
+        let Some(path) = &self.0 else { return Ok(()) };
+        let now = rustix::fs::fstat(std::io::stderr())?;
+        let file = path.metadata()?;
+        if now.st_size as u64 <= bytes_max || (now.st_dev, now.st_ino) != (file.dev(), file.ino()) {
+            return Ok(());
+        }
+        std::fs::rename(path, path.with_extension("log.old"))?;
+        let new = OpenOptions::new().create_new(true).append(true).open(path)?;
+        Ok(rustix::stdio::dup2_stderr(&new)?)
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let _ = self.begin_anew_if_large(Log::BYTES_MAX);
+        std::io::stderr().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// One line on standard output, whose reader may be gone.
@@ -227,5 +260,20 @@ fn allow_tracer(server: u32) {
     if let Some(pid) = rustix::process::Pid::from_raw(server as i32) {
         // Without Yama the call fails with EINVAL, and nothing needs allowing.
         let _ = rustix::process::set_ptracer(rustix::process::PTracer::ProcessID(pid));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_is_no_file_of_its_own_is_left_alone() {
+        let path = std::env::temp_dir().join(format!("ring3-log-{}", std::process::id()));
+        std::fs::write(&path, "lines").expect("a file");
+        // (Standard error of a test is another file.)
+        Log(Some(path.clone())).begin_anew_if_large(0).expect("looked at");
+        assert_eq!(std::fs::read_to_string(&path).expect("still there"), "lines");
+        std::fs::remove_file(path).expect("removed");
     }
 }

@@ -57,6 +57,13 @@ pub enum Error {
         /// The process.
         pid: u32,
     },
+    /// Another process has its memory, and is none of its threads: it would run where something is changed.
+    SharesMemory {
+        /// The process.
+        pid: u32,
+        /// The other one.
+        other: u32,
+    },
     /// A thread did not stop in time.
     ThreadDoesNotStop {
         /// The thread.
@@ -158,6 +165,11 @@ impl fmt::Display for Error {
                 f,
                 "the first thread of process {pid} has ended (pthread_exit in main), and the kernel shows the memory of such a process by no \
                  process id; it can be traced from its start: ring3 start"
+            ),
+            Error::SharesMemory { pid, other } => write!(
+                f,
+                "process {pid} shares its memory with process {other} (CLONE_VM), which is no thread of it and would run where code is \
+                 changed; begin the program by `ring3 start`, before it makes the other one"
             ),
             Error::ThreadDoesNotStop { tid, state } => write!(
                 f,

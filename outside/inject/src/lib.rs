@@ -28,7 +28,7 @@ pub use keys::{ProtectionKey, has_protection_keys};
 pub use memory::Memory;
 pub use process::{
     Mapping, Pid, ProcessInfo, Stat, ancestors, children, inspect, mappings, mappings_in, proc_file, started,
-    status_field, threads, tracer_of,
+    status_field, threads, tracer_of, with_memory,
 };
 pub use proxy::{forget_proxy, is_traced_through, tell_end, trace_through, traced_through};
 pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};

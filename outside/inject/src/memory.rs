@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use crate::Error;
-use crate::process::{Pid, not_permitted};
+use crate::process::{Pid, not_permitted, with_memory};
 
 /// The memory that a process had when this was opened, whether it runs or not. (If it executes another program, nothing of that is
 /// read or written.)
@@ -45,7 +45,8 @@ impl Memory {
 }
 
 pub(crate) fn open_memory(pid: u32) -> Result<File, Error> {
-    File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).map_err(|error| match error.kind() {
+    let path = format!("/proc/{}/mem", with_memory(pid));
+    File::options().read(true).write(true).open(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
         std::io::ErrorKind::PermissionDenied => not_permitted(pid),
         _ if error.raw_os_error() == Some(libc::ESRCH) => Error::Exited { pid },

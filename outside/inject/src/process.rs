@@ -76,10 +76,33 @@ pub fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// Checks that a process can be a target: it exists, is no kernel thread, is 64-bit, nobody else traces it,
-/// and it has no seccomp filter that our system calls could offend.
+/// and it has no seccomp filter that our system calls could offend. Its first thread must not have ended.
 pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
+    match with_memory(pid.0) {
+        tid if tid != pid.0 => Err(Error::FirstThreadEnded { pid: pid.0 }),
+        _ => look(pid),
+    }
+}
+
+/// A thread of a process by which its memory can be reached: the first one, unless that has ended and others run.
+pub fn with_memory(pid: u32) -> u32 {
+    let has_ended = |tid: u32| is_over(Stat::of_thread(pid, tid).and_then(|stat| stat.state()));
+    if !Stat::of(pid).is_some_and(|stat| is_over(stat.state())) {
+        return pid;
+    }
+    threads(pid).unwrap_or_default().into_iter().find(|tid| !has_ended(*tid)).unwrap_or(pid)
+}
+
+/// Whether a thread in this state has ended.
+fn is_over(state: Option<char>) -> bool {
+    matches!(state, None | Some('Z' | 'X'))
+}
+
+/// As [`inspect`], also of a process whose first thread has ended.
+pub(crate) fn look(pid: Pid) -> Result<ProcessInfo, Error> {
     let Pid(pid) = pid;
-    let status = proc_file(pid, "status").map_err(|error| match error.kind() {
+    let tid = with_memory(pid);
+    let status = proc_file(pid, &format!("task/{tid}/status")).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
         _ => Error::io(format!("/proc/{pid}/status"), error),
     })?;
@@ -89,8 +112,7 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
         return Err(Error::NoSuchProcess { pid });
     }
     if field("State").starts_with(['Z', 'X']) {
-        let is_alone = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) <= 1;
-        return Err(if is_alone { Error::Exited { pid } } else { Error::FirstThreadEnded { pid } });
+        return Err(Error::Exited { pid });
     }
     if status_field(&status, "VmSize").is_none() {
         // No memory: never had any, or is just ending.
@@ -102,8 +124,8 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
     if tracer != 0 && !is_us() && !crate::proxy::is_proxy(tracer) {
         return Err(Error::AlreadyTraced { pid, tracer });
     }
-    check_class(pid)?;
-    check_translator(pid)?;
+    check_class(pid, tid)?;
+    check_translator(tid)?;
     if field("x86_Thread_features").contains("shstk") {
         return Err(Error::Unsupported {
             what: format!("process {pid} uses shadow stacks (CET), where return addresses cannot be replaced"),
@@ -117,8 +139,8 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
     }
     Ok(ProcessInfo {
         comm: field("Name").to_owned(),
-        own_pid: field("NSpid").split_whitespace().last().and_then(|n| n.parse().ok()).unwrap_or(pid),
-        levels: field("NSpid").split_whitespace().count() as u32,
+        own_pid: field("NStgid").split_whitespace().last().and_then(|n| n.parse().ok()).unwrap_or(pid),
+        levels: field("NStgid").split_whitespace().count() as u32,
         uid: field("Uid").split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0),
         seccomp,
     })
@@ -201,19 +223,19 @@ fn is_kernel_thread(pid: u32) -> bool {
 
 /// Valgrind's tools run a program's code in translation, after having looked whether it is mapped: as far as they know.
 /// Whatever else is mapped and jumped to ends the program.
-fn check_translator(pid: u32) -> Result<(), Error> {
-    let Ok(program) = std::fs::read_link(format!("/proc/{pid}/exe")) else { return Ok(()) };
+fn check_translator(tid: u32) -> Result<(), Error> {
+    let Ok(program) = std::fs::read_link(format!("/proc/{tid}/exe")) else { return Ok(()) };
     let in_directory = program.parent().is_some_and(|directory| directory.ends_with("valgrind"));
     if in_directory && program.to_string_lossy().ends_with("-amd64-linux") {
-        let what = format!("process {pid} runs under valgrind, which refuses code that it has not seen being mapped");
+        let what = format!("process {tid} runs under valgrind, which refuses code that it has not seen being mapped");
         return Err(Error::Unsupported { what });
     }
     Ok(())
 }
 
 /// The program's ELF class and machine. A program that cannot be read is checked by its code segment later.
-fn check_class(pid: u32) -> Result<(), Error> {
-    let path = format!("/proc/{pid}/exe");
+fn check_class(pid: u32, tid: u32) -> Result<(), Error> {
+    let path = format!("/proc/{tid}/exe");
     let mut head = [0u8; 20];
     match File::open(path).and_then(|mut file| file.read_exact(&mut head)) {
         Ok(()) if head[..4] == *b"\x7fELF" && head[4] == 1 => {

@@ -386,7 +386,7 @@ impl Stopped {
     fn unattached(pid: u32) -> Result<Stopped, Error> {
         rescue_frame::prepare();
         let mut options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
-        if crate::process::inspect(Pid(pid))?.seccomp {
+        if crate::process::look(Pid(pid))?.seccomp {
             options |= libc::PTRACE_O_SUSPEND_SECCOMP;
         }
         Ok(Stopped {

@@ -51,6 +51,10 @@ use raw_seccomp::Notification;
 pub use raw_seccomp::install_filter;
 pub(crate) use virtual_files::LISTED_DIRECTORY;
 
+/// The variable by which a tool that `ring3 load` executes can be told from other processes, by servers of others, too: its value is the tool's
+/// process id, which what the tool starts does not have.
+pub const LOADER_VARIABLE: &str = "RING3_LOADER";
+
 use crate::loader::objects::{Access, Object, Quota, Share, Sharing, Subsystem};
 use crate::realm::{ExtensionClass, Isolation, Scope, Terminal};
 use crate::rights::Rights;

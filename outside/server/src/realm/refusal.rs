@@ -36,7 +36,9 @@ fn errno_of(error: &inject::Error) -> Errno {
         inject::Error::NotPermitted { .. } | inject::Error::Seccomp { .. } | inject::Error::OwnDispatch { .. } => {
             Errno::EPERM
         }
-        inject::Error::AlreadyTraced { .. } | inject::Error::ThreadDoesNotStop { .. } => Errno::EBUSY,
+        inject::Error::AlreadyTraced { .. }
+        | inject::Error::ThreadDoesNotStop { .. }
+        | inject::Error::SharesMemory { .. } => Errno::EBUSY,
         _ => Errno::EINVAL,
     }
 }

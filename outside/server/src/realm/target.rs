@@ -27,7 +27,7 @@ use super::files::{Modules, Program, VdsoClock, copies_stacks, likely_file_of, v
 use super::hosted::Host;
 use super::life::{Life, WitnessFile};
 use super::memory::{Death, Protection, opened_for_targets, sources};
-use super::process::{Cleaning, RetryDelay, SharedFile, code_of, limits, nonce_at};
+use super::process::{Cleaning, RetryDelay, SharedFile, Sharers, code_of, limits, nonce_at};
 use super::programs::{Extensions, FaultCount};
 use super::refusal::refusal_of;
 use super::reports::{PerfMap, Terminal};
@@ -543,8 +543,10 @@ impl Target {
         // (An attach has stopped it a moment ago.)
         let is_held = is_followed || !self.is_mapped_ahead() && process::is_held(pid.0);
         let ahead = if is_held { Ahead::default() } else { self.write_ahead(&wanted, &calls) };
+        let sharers = Sharers::of(pid.0);
         let change = |stopped: &mut inject::Stopped| {
             self.check_presence()?;
+            sharers.check().map_err(refusal_of)?;
             forks_only.extend(self.unshare_ahead(shared, stopped, &ahead).map_err(refusal_of)?);
             self.change_domain(shared, stopped, links)?;
             self.map_missing(shared, stopped, &missing)?;

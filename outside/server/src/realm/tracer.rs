@@ -23,7 +23,7 @@ use super::life::{
     YoungForks,
 };
 use super::memory::{EventFd, Garbage, Pending, TextRange, Untended, free_cpu_slots};
-use super::process::RetryDelay;
+use super::process::{RetryDelay, Sharers};
 use super::refusal::refusal_of;
 use super::reports::{ReportTo, Terminal};
 use super::target::{DETACH_WITHIN, Link, STOP_WITHIN, Target};
@@ -520,12 +520,14 @@ impl Actor {
         self.shared.modules().begin_turn(ANALYSIS_AT_ONCE);
         let mut patch_plan = prepared.look(&self.shared, &mut self.links);
         prepared.series = Some(Series::default());
+        let sharers = Sharers::of(pid);
         let entered = process::patiently(|| {
             inject::while_stopped(inject::Pid(pid), STOP_WITHIN, |stopped| {
+                sharers.check()?;
                 // (What it has executed meanwhile is looked at anew.)
                 let is_same = prepared.runs_what_was_seen(stopped);
-                is_same.then(|| prepared.enter(&self.shared, &mut self.links, stopped, patch_plan.take()))
-            })?
+                Ok(is_same.then(|| prepared.enter(&self.shared, &mut self.links, stopped, patch_plan.take())))
+            })??
             .ok_or(inject::Error::Executed { pid })
         });
         let is_cut_short = self.shared.modules().end_turn();

@@ -14,7 +14,7 @@ mod state;
 pub(crate) use raw_memory::futex_wake;
 pub(super) use raw_memory::{SharedFile, differs, futex_wait, read_process, read_value, value_from, write_process};
 pub(super) use region::{
-    Cleaning, Maker, guards_clear, maker, nonce_at, other_server, put_back, region_in, table_until,
+    Cleaning, Maker, Sharers, guards_clear, maker, nonce_at, other_server, put_back, region_in, table_until,
 };
 pub(super) use retry::{FIRST_PAUSE, PAUSE_MAX_AWAITED, RetryDelay, is_passing, patiently};
 pub(crate) use state::leader;

@@ -199,12 +199,21 @@ pub(crate) fn futex_wake(word: &std::sync::atomic::AtomicU32) {
     let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
 }
 
+/// Makes a system call on the memory of a process: by another thread's id if the first one has ended.
+fn by_a_thread(pid: u32, mut call: impl FnMut(libc::pid_t) -> isize) -> isize {
+    let done = call(pid as libc::pid_t);
+    if done >= 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) {
+        return done;
+    }
+    call(ring3_inject::with_memory(pid) as libc::pid_t)
+}
+
 /// Reads another process's memory without stopping it. Short reads are errors.
 pub(crate) fn read_process(pid: u32, address: u64, out: &mut [u8]) -> Result<(), Errno> {
     let local = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
     let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: out.len() };
     // SAFETY: process_vm_readv wants valid iovecs; `local` covers `out`, `remote` is checked by the kernel.
-    let read = unsafe { libc::process_vm_readv(pid as libc::pid_t, &local, 1, &remote, 1, 0) };
+    let read = by_a_thread(pid, |tid| unsafe { libc::process_vm_readv(tid, &local, 1, &remote, 1, 0) });
     if read == out.len() as isize {
         Ok(())
     } else if read < 0 {
@@ -220,7 +229,7 @@ pub(crate) fn write_process<T: IntoBytes + Immutable>(pid: u32, address: u64, va
     let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: bytes.len() };
     // SAFETY: process_vm_writev wants valid iovecs and only reads `local`, the value; `remote` is checked by the kernel.
-    let written = unsafe { libc::process_vm_writev(pid as libc::pid_t, &local, 1, &remote, 1, 0) };
+    let written = by_a_thread(pid, |tid| unsafe { libc::process_vm_writev(tid, &local, 1, &remote, 1, 0) });
     if written == bytes.len() as isize { Ok(()) } else { Err(Errno::FAULT) }
 }
 
@@ -240,7 +249,7 @@ pub(crate) fn differs<'a>(pid: u32, mut told: impl Iterator<Item = (u64, &'a [u8
         let local = libc::iovec { iov_base: found.as_mut_ptr().cast(), iov_len: found.len() };
         let count = remote.len() as libc::c_ulong;
         // SAFETY: process_vm_readv wants valid iovecs; `local` covers `found`, `remote` is checked by the kernel.
-        unsafe { libc::process_vm_readv(pid as libc::pid_t, &local, 1, remote.as_ptr(), count, 0) };
+        by_a_thread(pid, |tid| unsafe { libc::process_vm_readv(tid, &local, 1, remote.as_ptr(), count, 0) });
         if found != expected {
             return true;
         }
@@ -257,14 +266,6 @@ pub(in crate::realm) fn read_value<T: FromBytes + IntoBytes>(pid: u32, address: 
 /// A value from the first of these bytes.
 pub(in crate::realm) fn value_from<T: FromBytes>(bytes: &[u8]) -> Option<T> {
     T::read_from_prefix(bytes).ok().map(|(value, _)| value)
-}
-
-/// Whether two processes have the same memory. False if the kernel does not say (`CONFIG_KCMP`).
-pub(in crate::realm) fn shares_memory(pid: u32, other: u32) -> bool {
-    /// include/uapi/linux/kcmp.h
-    const KCMP_VM: usize = 1;
-    // SAFETY: takes numbers.
-    unsafe { libc::syscall(libc::SYS_kcmp, pid as libc::pid_t, other as libc::pid_t, KCMP_VM, 0usize, 0usize) == 0 }
 }
 
 #[cfg(test)]

@@ -10,7 +10,9 @@ use ring3_layout::region::{CONTROL_OFFSET, CONTROL_PATH, REGION_BYTES, STATE_OFF
 use ring3_layout::thread::{STATE_HEADER_BYTES, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
 use zerocopy::FromBytes;
 
-use super::raw_memory::{read_process, read_value, shares_memory, value_from};
+use super::raw_memory::{read_process, read_value, value_from};
+use crate::raw_process::share_memory;
+
 use super::state::{all_processes, levels, own_pid, thread_named};
 
 /// What is to be cleaned: the region of a process.
@@ -20,11 +22,44 @@ pub(in crate::realm) struct Cleaning {
     pub(in crate::realm) region: u64,
 }
 
+/// Processes that have the memory of another one, and are no threads of it (`CLONE_VM`): they are not stopped with it, so nobody knows
+/// where in the code they are.
+#[derive(Debug)]
+pub(in crate::realm) struct Sharers {
+    pid: u32,
+    others: Vec<u32>,
+}
+
+impl Sharers {
+    /// Among the process's parent, that one's children, and its own. A `vfork` child is one until its parent goes on.
+    pub(in crate::realm) fn of(pid: u32) -> Sharers {
+        let parent = inject::Stat::of(pid).and_then(|stat| u32::try_from(stat.number(4)?).ok());
+        let siblings = parent.map(inject::children).unwrap_or_default();
+        let near = inject::children(pid).into_iter().chain(siblings).chain(parent);
+        Sharers {
+            pid,
+            others: near.filter(|other| *other != pid && share_memory(pid, *other) == Some(true)).collect(),
+        }
+    }
+
+    /// While the process is stopped.
+    ///
+    /// # Errors
+    /// There is still one.
+    pub(in crate::realm) fn check(&self) -> Result<(), inject::Error> {
+        let Sharers { pid, ref others } = *self;
+        match others.iter().find(|other| share_memory(pid, **other) == Some(true)) {
+            Some(other) => Err(inject::Error::SharesMemory { pid, other: *other }),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Cleaning {
     /// No thread runs our code, or goes back to it from a signal handler. (Processes that share the memory without being threads,
     /// `CLONE_VM`, are not stopped: nobody knows where they are.)
     pub(in crate::realm) fn is_nobody_inside(self, stopped: &inject::Stopped) -> Result<bool, inject::Error> {
-        if inject::children(self.pid).into_iter().any(|child| shares_memory(self.pid, child)) {
+        if inject::children(self.pid).into_iter().any(|child| share_memory(self.pid, child) == Some(true)) {
             return Ok(false);
         }
         let ours = self.code();
