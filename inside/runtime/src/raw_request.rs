@@ -14,7 +14,7 @@ use crate::raw_thread::state;
 pub(crate) const FUTEX_WAIT: u64 = 0;
 pub(crate) const FUTEX_WAKE: u64 = 1;
 /// Waits that follow each other while the server lives.
-const WAITS_MAX: u32 = 10;
+pub(crate) const WAITS_MAX: u32 = 10;
 /// Waits that signal handlers interrupt, beside these.
 const INTERRUPTED_MAX: u32 = 1000;
 

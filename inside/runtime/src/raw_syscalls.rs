@@ -36,7 +36,7 @@ use crate::raw_dispatch::{TAKEN_BYTES, abandoned_by_longjmp, attachments, hit, i
 use crate::raw_identity;
 use crate::raw_limits;
 use crate::raw_memory::read_own;
-use crate::raw_request::{control, file};
+use crate::raw_request::{WAITS_MAX, answer, control, file};
 use crate::raw_sampled::stand_for;
 use crate::raw_shown;
 use crate::raw_sud;
@@ -326,7 +326,7 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
         }
     }
     if let Some(filter) = raw_sud::filter_given(regs, number)
-        && !file(base, request::KIND_FILTER, own_ids(), filter, true)
+        && answer(base, request::KIND_FILTER, own_ids(), filter, WAITS_MAX) != Some(request::FILTER_MET)
     {
         state(base).no_syscalls.store(1, Release);
     }

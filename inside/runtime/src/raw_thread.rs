@@ -208,6 +208,10 @@ fn leave_hint(base: u64, block: *mut ThreadBlock) {
 
 /// The process's generation and the running thread's id; `None` if a seccomp filter forbids the calls.
 fn own_ids(base: u64) -> Option<(u64, u64)> {
+    // (In a fork that has not been adopted, and whose tables are its own now, not all calls may have been seen: nobody knows its filters.)
+    if process(base).generation.load(Acquire) == 0 && raw_request::control(base).retired.load(Relaxed) != 0 {
+        return None;
+    }
     let tid = u64::try_from(syscall0(nr::GETTID)).ok()?;
     Some((set_up_process(base)?, tid))
 }

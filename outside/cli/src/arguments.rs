@@ -41,7 +41,7 @@ Environment:
                        $XDG_RUNTIME_DIR/ring3, else /tmp/ring3-UID
   RING3_LOG            What the server logs: warn, info (default) or debug
   RING3_PERF           1: let perf name programs, helpers and stubs
-  RING3_IDLE_SECONDS   How long the server waits for work before it ends (default 10)
+  RING3_IDLE_SECONDS   How long the server waits for work before it ends (default 60)
   The server reads the last three when it starts: run `ring3 stop` first to change them.
   RING3_STRACE_BACKEND How `ring3 load -- strace` is told of system calls: auto (default), ptrace, exact or
                        streaming (docs/TRACING.md)

@@ -81,6 +81,9 @@ pub mod request {
     pub const KIND_SUD_OFF: u32 = 4;
     /// This process is about to filter its calls by the `struct sock_fprog` at `argument`, 0: by `SECCOMP_MODE_STRICT`.
     pub const KIND_FILTER: u32 = 5;
+    /// The answer to [`KIND_FILTER`] if the tables with which the process runs say what is forbidden, or it is detached. With any other the
+    /// agent makes no calls any more.
+    pub const FILTER_MET: u64 = 1;
     /// This process is about to block SIGTRAP where that cannot be seen: no site may be an `int3` any more.
     pub const KIND_TRAPS_OFF: u32 = 6;
     /// A program overruns its budget too often: switch it off here. `argument` is its link's id `<< 32`, and its own.

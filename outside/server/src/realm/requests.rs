@@ -286,7 +286,13 @@ impl Actor {
                     return Served::Handed;
                 }
             },
-            request::KIND_FILTER => self.meet_filter((requester, pid), argument),
+            request::KIND_FILTER => {
+                let is_met = self.meet_filter((requester, pid), nonce, argument);
+                if is_met {
+                    claim.answer_with(&self.shared, request::FILTER_MET);
+                    return Served::Handed;
+                }
+            }
             request::KIND_NO_BLOCK => {
                 let what = format!(
                     "has more than {THREADS_MAX} threads at a time: what further ones do is not seen; `ring3 status` counts it"
@@ -366,9 +372,15 @@ impl Actor {
         Served::Handed
     }
 
-    /// A process that runs with a target's tables is about to filter its calls: the target, or a child that calls itself `own_pid`.
-    fn meet_filter(&mut self, (pid, own_pid): (u32, u32), argument: u64) {
-        let Some(filter) = calls::filter_at(pid, argument) else { return };
+    /// A process that runs with the tables of `nonce` is about to filter its calls: a target, or a child that calls itself `own_pid`. False:
+    /// its tables do not say what the filter forbids.
+    fn meet_filter(&mut self, (pid, own_pid): (u32, u32), nonce: u64, argument: u64) -> bool {
+        let is_itself = self.targets.get(&pid).is_some_and(|target| target.own_pid == own_pid);
+        let its_tables = || self.all_tables().find(|tables| tables.nonce == nonce);
+        let process =
+            if is_itself { Some(pid) } else { its_tables().and_then(|tables| tables.find_unadopted(own_pid)) };
+        let Some(process) = process else { return false };
+        let Some(filter) = calls::filter_at(process, argument) else { return true };
         let why = if filter.judge_places() {
             Some("it is about to filter its system calls by where they are made (seccomp)")
         } else if !rustix::process::geteuid().is_root() {
@@ -380,9 +392,9 @@ impl Actor {
             self.let_go_at_once((pid, own_pid), why);
         }
         // (Last: with the call by which it waits forbidden, the thread would not wait for the answer.)
-        if let Some(target) = self.targets.get(&pid) {
-            target.deny(&filter);
-        }
+        let is_its = |tables: &&Target| if is_itself { tables.pid == pid } else { tables.nonce == nonce };
+        let tables = self.all_tables().find(is_its);
+        tables.inspect(|tables| tables.deny(&filter)).is_some()
     }
 
     /// A thread of a target, which waits for the answer, is about to do something with which it cannot be one.

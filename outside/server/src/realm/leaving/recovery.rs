@@ -236,12 +236,22 @@ impl Cleaning {
     /// shadow stack: a thread may be about to look its frame up.
     fn restore_returns(self, stopped: &mut inject::Stopped) {
         let trampoline = self.region + ring3_image::symbol("ring3_return_trampoline").unwrap_or(0);
-        for frames in self.blocks().map(|block| self.shadow_frames(block)) {
-            for (slot, address) in original_returns(&frames, trampoline) {
-                let mut content = [0u8; 8];
-                if stopped.read(slot, &mut content).is_ok() && u64::from_le_bytes(content) == trampoline {
-                    let _ = stopped.write(slot, &address.to_le_bytes());
-                }
+        let mut known: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for block in self.blocks() {
+            let owner = self.thread_of(stopped, block).ok().flatten();
+            let sp = owner.and_then(|tid| stopped.registers(tid).ok()).map(|registers| registers.rsp);
+            for (slot, address) in original_returns(&self.shadow_frames(block), trampoline) {
+                // (A thread that has ended may have left frames of functions that have, too, with slots on a stack that another one has
+                // now; a fiber's frame may be in any block.)
+                let distance = sp.map_or(u64::MAX, |sp| slot.wrapping_sub(sp));
+                let nearest = known.entry(slot).or_insert((distance, address));
+                *nearest = (distance, address).min(*nearest);
+            }
+        }
+        for (slot, (_, address)) in known {
+            let mut content = [0u8; 8];
+            if stopped.read(slot, &mut content).is_ok() && u64::from_le_bytes(content) == trampoline {
+                let _ = stopped.write(slot, &address.to_le_bytes());
             }
         }
     }

@@ -3,7 +3,7 @@
 //! That thread is the tracer of the one that announced. At the first instruction of the new program it asks the acting thread
 //! what to do there ([`Command::AtNewProgram`]), and does it while that waits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,6 +31,8 @@ pub(in crate::realm) const EXEC_WITHIN: Duration = Duration::from_secs(10);
 /// Executions that are followed at a time, of all processes and of those with the same tables.
 const EXECUTIONS_MAX: usize = 256;
 const EXECUTIONS_OF_ONE_MAX: usize = 32;
+/// Those of one user of which the kernel tells, at a time: others have room in any case.
+const EXECUTIONS_OF_USER_MAX: usize = EXECUTIONS_MAX / 2;
 /// A process that has announced so many programs and executed none of them is let go.
 const LIES_MAX: u32 = 8;
 /// Whether it is cancelled is asked this often by an execution that waits for the acting thread.
@@ -70,12 +72,44 @@ pub(in crate::realm) fn is_held(executions: &BTreeMap<u32, Execution>, pid: u32)
     executions.contains_key(&pid) || process::is_held(pid)
 }
 
+/// Threads in their `execve` for which there was no room yet.
+#[derive(Default)]
+pub(in crate::realm) struct WaitingInCall {
+    queue: VecDeque<InCall>,
+    /// Users of whom one has had its turn; the others' come first.
+    served: BTreeSet<u32>,
+}
+
+struct InCall {
+    pid: u32,
+    tid: u32,
+    user: u32,
+    ready: Ready,
+}
+
+impl WaitingInCall {
+    /// The next one of a user who has room: of each user one in turn, so that one user's many programs do not keep those of another one
+    /// waiting.
+    fn next(&mut self, has_room: impl Fn(u32) -> bool) -> Option<InCall> {
+        let may = |one: &InCall| has_room(one.user);
+        let at = self.queue.iter().position(|one| may(one) && !self.served.contains(&one.user)).or_else(|| {
+            self.served.clear();
+            self.queue.iter().position(may)
+        })?;
+        let next = self.queue.remove(at)?;
+        self.served.insert(next.user);
+        Some(next)
+    }
+}
+
 /// An execution that is followed.
 pub(in crate::realm) struct Execution {
     /// Distinguishes it from earlier ones of the process.
     number: u64,
     /// The thread that announced it.
     tid: u32,
+    /// Whose it was then.
+    user: u32,
     kept: InheritedState,
     announcer: Announcer,
     gains: Arc<AtomicBool>,
@@ -133,7 +167,8 @@ impl Actor {
         match builder.spawn(move || thread.run(ready)) {
             Ok(thread) => {
                 let number = self.executions_begun;
-                let execution = Execution { number, tid, kept, announcer, gains, cancelled, thread };
+                let user = process::user_of(pid);
+                let execution = Execution { number, tid, user, kept, announcer, gains, cancelled, thread };
                 self.executions.insert(pid, execution);
             }
             Err(error) => {
@@ -164,8 +199,9 @@ impl Actor {
         if is_known || self.is_left_alone(pid) {
             return ready();
         }
-        if self.executions.len() >= EXECUTIONS_MAX {
-            return self.waiting_in_call.push((pid, tid, ready));
+        let user = process::user_of(pid);
+        if !self.has_room_for(user) {
+            return self.waiting_in_call.queue.push_back(InCall { pid, tid, user, ready });
         }
         let kept = InheritedState {
             explicit: false,
@@ -176,12 +212,22 @@ impl Actor {
         self.follow((pid, tid), kept, Announcer::Kernel, ready);
     }
 
+    /// Whether one more execution of a user can be followed of which the kernel tells.
+    fn has_room_for(&self, user: u32) -> bool {
+        let is_of_user = |one: &&Execution| one.user == user && matches!(one.announcer, Announcer::Kernel);
+        self.executions.len() < EXECUTIONS_MAX
+            && self.executions.values().filter(is_of_user).count() < EXECUTIONS_OF_USER_MAX
+    }
+
     /// Executions for which there was no room are followed when there is.
     pub(in crate::realm) fn follow_those_who_wait(&mut self) {
-        while self.executions.len() < EXECUTIONS_MAX && !self.waiting_in_call.is_empty() {
-            let (pid, tid, ready) = self.waiting_in_call.remove(0);
+        let mut waiting = std::mem::take(&mut self.waiting_in_call);
+        while let Some(InCall { pid, tid, ready, .. }) = waiting.next(|user| self.has_room_for(user)) {
             self.follow_in_call(pid, tid, ready);
         }
+        // (Who has become another user's meanwhile may wait again.)
+        waiting.queue.append(&mut self.waiting_in_call.queue);
+        self.waiting_in_call = waiting;
     }
 
     fn take_execution(&mut self, pid: u32, number: u64) -> Option<Execution> {
@@ -374,5 +420,22 @@ impl Thread {
                 Err(_) => return,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_users_many_executions_do_not_keep_another_one_waiting() {
+        let one = |pid: u32, user: u32| InCall { pid, tid: pid, user, ready: Box::new(|| ()) };
+        let mut waiting = WaitingInCall::default();
+        waiting.queue.extend((1..=5).map(|pid| one(pid, 1000)).chain([one(6, 0), one(7, 0)]));
+        let order: Vec<u32> = std::iter::from_fn(|| waiting.next(|_| true)).map(|next| next.pid).collect();
+        assert_eq!(order, [1, 6, 2, 7, 3, 4, 5]);
+        waiting.queue.extend([one(1, 1000), one(2, 0)]);
+        let order: Vec<u32> = std::iter::from_fn(|| waiting.next(|user| user != 1000)).map(|next| next.pid).collect();
+        assert_eq!(order, [2]);
     }
 }

@@ -154,6 +154,8 @@ impl Target {
         let mut target = Target::prepare(shared, child, self.explicit)?;
         inject::while_stopped(inject::Pid(child), ADOPT_WITHIN, |stopped| {
             target.take_after(self, shared);
+            // (It may have come by a filter before its calls were seen.)
+            target.deny(&stopped.filters()?.without(&shared.loader_filter));
             inject::replace_own(stopped, self.region, target.own_files())
         })??;
         target.tell_perf(shared);

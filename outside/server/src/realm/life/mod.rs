@@ -14,7 +14,9 @@ mod raw_executions;
 mod takes;
 
 pub(super) use ends::{Life, RecentEnds};
-pub(super) use executions::{Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, Work, is_held};
+pub(super) use executions::{
+    Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, WaitingInCall, Work, is_held,
+};
 pub use finder::Watch;
 pub(super) use finder::{Finder, Wanted};
 pub(super) use forks::{WitnessFile, YoungForks};

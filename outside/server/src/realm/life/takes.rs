@@ -113,9 +113,7 @@ pub(in crate::realm) struct Candidate {
 
 impl Candidate {
     fn new(pid: u32, awaited: Option<(Instant, Arc<Answer>)>) -> Candidate {
-        use std::os::unix::fs::MetadataExt;
-        let user = std::fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid());
-        Candidate { pid, user, since: Instant::now(), awaited }
+        Candidate { pid, user: process::user_of(pid), since: Instant::now(), awaited }
     }
 
     /// Whether it has ended, so long after it was found that nobody could expect that it be traced.

@@ -18,4 +18,4 @@ pub(super) use region::{
 };
 pub(super) use retry::{FIRST_PAUSE, PAUSE_MAX_AWAITED, RetryDelay, is_passing, patiently};
 pub(crate) use state::leader;
-pub(super) use state::{all_processes, code_of, is_held, is_traced_by, own_pid, thread_named};
+pub(super) use state::{all_processes, code_of, is_held, is_traced_by, own_pid, thread_named, user_of};

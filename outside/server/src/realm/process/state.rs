@@ -16,6 +16,12 @@ pub(in crate::realm) fn all_processes() -> Vec<u32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// The user that a process belongs to, as `/proc` shows it; 0 if it has ended.
+pub(in crate::realm) fn user_of(pid: u32) -> u32 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid())
+}
+
 /// The id of a process in its own pid namespace.
 pub(in crate::realm) fn own_pid(pid: u32) -> Option<u32> {
     own_id(pid, "status")
