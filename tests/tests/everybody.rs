@@ -378,6 +378,30 @@ fn that_a_process_whose_first_thread_has_ended_is_not_traced_is_said() {
     assert_eq!(victim.finish().0, Some(0));
 }
 
+#[test]
+fn one_users_many_processes_leave_room_for_those_of_others() {
+    if !is_root() {
+        println!("SKIPPED: it needs processes of another user");
+        return;
+    }
+    let bench = bench();
+    // The server may have 256 descriptors, half of them for targets that nobody has named.
+    let mut first = bench.command("prlimit");
+    let code = first.arg("--nofile=256").arg(ring3()).args(["start", "--", "/bin/true"]).status();
+    assert!(code.expect("prlimit runs").success());
+    let theirs = Bench::ring3_as(USER + 11);
+    let program = theirs.copy(&shapes());
+    let many: Vec<Process> = (0..30).map(|_| ready(theirs.command(&program).args(["plain", "10"]))).collect();
+    let mut tool = bench.counting(&[&of(&program, "plain")]);
+    let own = ready(bench.command(&program).args(["plain", "10"]));
+    wait_until("root's is a target", || bench.is_target(own.pid()));
+    let taken = many.iter().filter(|process| bench.is_target(process.pid())).count();
+    assert!((10..=21).contains(&taken), "{taken}");
+    wait_until("that is said", || {
+        tool.tool.errors_so_far().iter().any(|line| line.contains(&format!("user {} holds", USER + 11)))
+    });
+}
+
 /// Nobody stops the other process while code is changed.
 #[test]
 fn a_process_that_shares_its_memory_with_another_one_is_refused() {
@@ -424,8 +448,6 @@ fn processes_of_ring3_are_left_alone_whichever_server_they_are_of() {
     let named = another_ring3.with_file_name("ring3");
     std::fs::rename(&another_ring3, &named).expect("a name for it");
     assert!(other.command(&named).arg("serve").status().expect("it runs").success());
-    let mut their_tool = Process::start(other.load_with_tracefs(programs().join("calls")).arg("raw"));
-    assert_eq!(their_tool.line(), "attached");
     let mut victim = ready(bench.command(shapes()).args(["plain", "10"]));
     let mut tool = Process::start(bench.load_with_tracefs(programs().join("calls")).arg("raw"));
     assert_eq!(tool.line(), "attached");
@@ -456,6 +478,18 @@ fn a_tool_of_system_calls_waits_for_processes_whose_large_files_have_to_be_analy
     for process in &mut victims {
         process.say("go");
         assert_eq!(process.line(), "2000");
+    }
+}
+
+#[test]
+fn an_ordinary_users_tool_may_be_started_by_another_program() {
+    for bench in benches() {
+        for words in [&["timeout", "20", "bpftrace"][..], &["sh", "-c", "bpftrace \"$@\"", "sh"]] {
+            let mut load = bench.load(words[0]);
+            load.args(&words[1..]).args(["-e", "BEGIN { printf(\"begun\\n\"); exit(); }"]);
+            let (code, lines, errors) = Process::start(load.stdin(Stdio::null())).finish();
+            assert!(code == Some(0) && lines.contains(&"begun".to_owned()), "{words:?} {lines:?} {errors:?}");
+        }
     }
 }
 

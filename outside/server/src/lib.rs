@@ -10,6 +10,7 @@ pub mod control;
 pub mod daemon;
 mod kernel;
 pub mod loader;
+mod quota;
 mod raw_perf;
 mod raw_process;
 pub mod realm;

@@ -51,11 +51,8 @@ use raw_seccomp::Notification;
 pub use raw_seccomp::install_filter;
 pub(crate) use virtual_files::LISTED_DIRECTORY;
 
-/// The variable by which a tool that `ring3 load` executes can be told from other processes, by servers of others, too: its value is the tool's
-/// process id, which what the tool starts does not have.
-pub const LOADER_VARIABLE: &str = "RING3_LOADER";
-
-use crate::loader::objects::{Access, Object, Quota, Share, Sharing, Subsystem};
+use crate::loader::objects::{Access, Object, Sharing, Subsystem};
+use crate::quota::{Quota, Share};
 use crate::realm::{ExtensionClass, Isolation, Scope, Terminal};
 use crate::rights::Rights;
 
@@ -208,6 +205,15 @@ fn is_shell(pid: u32) -> bool {
     program.is_ok_and(|program| shells.any(|shell| std::fs::canonicalize(shell).is_ok_and(|shell| shell == program)))
 }
 
+/// Whether a process runs a tool of which it is known that it asks whether it runs as root: bpftrace, or a script of bcc's.
+fn is_known_tool(pid: u32) -> bool {
+    let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let script = words.split(|byte| *byte == 0).nth(1).unwrap_or_default();
+    let script = String::from_utf8_lossy(script);
+    program.ends_with("bpftrace") || script.ends_with("-bpfcc") || script.contains("/bcc/tools/")
+}
+
 /// Waits for a call; false when all processes are gone.
 fn wait(listener: &OwnedFd) -> bool {
     loop {
@@ -273,10 +279,11 @@ impl Caller<'_> {
     }
 
     /// Tools ask whether they run as root before they try what only root may do on the kernel, and here any user may. So an ordinary
-    /// user's tool is told that it does: the process with which the session began, and no other. Shells are not: they take it for a
-    /// set-uid program's and drop rights.
+    /// user's tool is told that it does: the process with which the session began, or a tool that this one has started, as `timeout` does, and no
+    /// other. Shells are not: they take it for a set-uid program's and drop rights.
     fn effective_user(&self) -> Reply {
-        let is_tool = raw_seccomp::leader(self.call.tid) == self.session.pid && !is_shell(self.session.pid);
+        let pid = raw_seccomp::leader(self.call.tid);
+        let is_tool = pid == self.session.pid && !is_shell(pid) || is_known_tool(pid);
         if is_tool && !rustix::process::geteuid().is_root() { Ok(Outcome::Value(0)) } else { Ok(Outcome::Continue) }
     }
 

@@ -64,6 +64,7 @@ pub use target::fresh_nonce;
 pub use tracer::Ready;
 use tracer::{Command, Tracer};
 
+use crate::quota::Quota;
 use crate::rights::Rights;
 use crate::trace::TraceLog;
 
@@ -162,6 +163,8 @@ pub struct RealmStatus {
 struct Shared {
     agent: process::SharedFile,
     domains: memory::Domains,
+    /// Room for targets that nobody has named, by user.
+    room: Arc<Quota>,
     text: memory::TextStore,
     unwind: files::UnwindStore,
     doorbells: memory::Doorbells,
@@ -231,6 +234,7 @@ impl Realm {
         let shared = Arc::new(Shared {
             agent,
             domains: memory::Domains::new()?,
+            room: Quota::of_targets(),
             text: memory::TextStore::new(perf)?,
             unwind: files::UnwindStore::new()?,
             doorbells: memory::Doorbells::new(),

@@ -38,6 +38,7 @@ use super::sites::{
     places, taken,
 };
 use super::{AttachmentId, Domain, Following, LinkSpec, MapSlot, Point, Refusal, Shared, process};
+use crate::quota::Share;
 use crate::rights::Subject;
 
 /// All threads of a target must have stopped within this time.
@@ -80,6 +81,8 @@ pub(super) struct Target {
     /// Whose memory it has, and whose it is to have.
     pub(super) domain: Arc<Domain>,
     pub(super) next_domain: Arc<Domain>,
+    /// Its part of the room that users share, if another user's tools have it traced and nobody has named it.
+    share: Option<Arc<Share>>,
     /// Links that hold for it, of programs that need what its domain cannot have.
     pub(super) kept_out: BTreeMap<AttachmentId, &'static str>,
     /// Links that overran their budget here too often, and what was said of it.
@@ -180,6 +183,11 @@ impl Target {
         Target::prepare_with(shared, pid, explicit, &|| inject::mappings(inject::Pid(pid)).map(Arc::from))
     }
 
+    /// Takes the place of another one of the same process.
+    pub(super) fn keep_share(&mut self, other: &Target) {
+        (self.explicit, self.share) = (other.explicit, other.share.clone());
+    }
+
     /// As [`Target::prepare`]; `mappings` tells those of the process, or what they are while it is stopped.
     pub(super) fn prepare_with(
         shared: &Shared,
@@ -201,8 +209,15 @@ impl Target {
         let subject = Subject::of(pid).map_err(|_| inject::Error::NoSuchProcess { pid })?;
         let domain =
             shared.domains.of(&subject).map_err(|refusal| inject::Error::Unsupported { what: refusal.message })?;
+        // (Root, and the server's own user, may take all.)
+        let own = rustix::process::geteuid().as_raw();
+        let user = subject.identity().and_then(|identity| identity.user());
+        let sharer = user.filter(|user| !explicit && *user != own);
+        let share = sharer.map(|user| shared.room.take(user)).transpose();
+        let share = share.map_err(|what| inject::Error::Unsupported { what })?;
         Ok(Target {
             pid,
+            share: share.map(Arc::new),
             subject,
             subject_read: Instant::now(),
             since: Instant::now(),

@@ -12,7 +12,6 @@ mod kernel_types;
 mod kinds;
 mod merge;
 pub(super) mod pins;
-mod quota;
 mod raw_instances;
 mod raw_lock;
 mod raw_map;
@@ -38,7 +37,6 @@ pub use attached::Attached;
 pub use kernel_types::{KernelTypes, VMLINUX_BTF_ID};
 pub use kinds::{Btf, Event, EventKind, Link, LinkTarget, Object, Program, Source, Stats};
 use pins::{Files, Pins};
-pub use quota::{Quota, Share};
 pub use raw_map::{Inner, MapObject, Members, OutputBuffer, Sharing};
 pub use sampled::{SampledEvent, check_period, event_name};
 pub use tracepoints::{KprobeSite, PROGRAMS_MAX, TracepointSite, Tracepoints};
@@ -46,6 +44,7 @@ pub use uprobes::{MultiProbe, MultiSite, ProbedFile, UprobePlaces, UprobeSite};
 use watch::{Closes, Watch};
 
 use crate::loader::recent::RecentPrograms;
+use crate::quota::{Quota, Share};
 use crate::realm::Realm;
 use crate::rights::Rights;
 

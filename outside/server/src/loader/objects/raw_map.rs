@@ -20,7 +20,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 use serde_json::{Value, json};
 
 use super::raw_instances::{self as instances, Contents, Others};
-use super::{Access, Btf, Event, EventKind, IdKind, Object, Program, Share, Subsystem, errno};
+use super::{Access, Btf, Event, EventKind, IdKind, Object, Program, Subsystem, errno};
+use crate::quota::Share;
 use crate::realm::{Death, Elsewhere, EventFd, Isolation, MapFile, MapSlot, Realm, futex_wake, possible_cpus};
 
 /// Walks through a bucket at most, if others change it all the time.

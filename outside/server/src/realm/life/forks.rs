@@ -172,7 +172,9 @@ impl Target {
         if self.find_children().is_empty() {
             return Ok(None);
         }
-        let mut fresh = Target::prepare(shared, self.pid, self.explicit)?;
+        // (It has its share.)
+        let mut fresh = Target::prepare(shared, self.pid, true)?;
+        fresh.keep_share(self);
         fresh.take_after(self, shared);
         fresh.executed = self.executed;
         fresh.series = self.series.take();

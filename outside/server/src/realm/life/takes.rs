@@ -12,7 +12,6 @@ use ring3_uapi::Errno;
 
 use super::executions::InheritedState;
 use super::finder::Wanted;
-use crate::loader::LOADER_VARIABLE;
 use crate::realm::calls::are_of_strace;
 use crate::realm::files::FileId;
 use crate::realm::meant::{check_reach, holds, is_of_family};
@@ -61,19 +60,6 @@ fn runs_ring3(pid: u32) -> bool {
         Some(name.strip_suffix(" (deleted)").unwrap_or(name) == OWN_NAME)
     };
     is_own() || is_named() == Some(true) || process::other_server(pid) == Some(Maker::Runs(pid))
-}
-
-/// Whether a process is a loader of whichever server: its calls are filtered, and it has been marked when its program was executed. (No
-/// security depends on it, either.)
-fn is_marked_loader(pid: u32) -> bool {
-    let is_mark = |variable: &[u8]| {
-        let value = variable.strip_prefix(LOADER_VARIABLE.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
-        let marked = value.and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
-        marked.is_some() && marked == process::own_pid(pid)
-    };
-    let status = inject::proc_file(pid, "status").unwrap_or_default();
-    inject::status_field(&status, "Seccomp") == Some("2")
-        && std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all.split(|byte| *byte == 0).any(is_mark))
 }
 
 impl LinkSpec {
@@ -540,7 +526,7 @@ impl Actor {
 
     /// Processes that nobody named and that are left as they are: the first one, those of ring3, and loaders.
     pub(super) fn is_left_alone(&self, pid: u32) -> bool {
-        pid == 1 || self.shared.is_loader(pid) || runs_ring3(pid) || is_marked_loader(pid)
+        pid == 1 || self.shared.is_loader(pid) || runs_ring3(pid)
     }
 
     /// A process that has executed a program is no target, for a reason. (strace asks for it.)

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use ring3_event::is_unseen;
 use ring3_inject as inject;
@@ -22,8 +23,10 @@ use crate::realm::tracer::Actor;
 /// Reasons, or processes, that are written out.
 const REASONS_MAX: usize = 3;
 
-/// How often a standard error that is another file is looked for before a line is given up.
+/// How often a standard error that is another file is looked for before a line is given up, and the pauses in between: tools that silence it
+/// have a copy, but for a moment before and behind.
 const LOOKS_MAX: u32 = 8;
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// The standard error of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -44,7 +47,10 @@ impl Terminal {
     /// while it loads programs: what it was at the beginning will do, too.
     pub fn of_loader(pid: u32, begun: Option<Terminal>) -> Option<Terminal> {
         let first = begun.filter(|begun| begun.pid == pid).map(|begun| begun.file);
-        Some(Terminal { first, ..Terminal::of(pid)? })
+        let now = Terminal::of(pid)?;
+        // (Else the line would go to where nobody reads, while it is silenced.)
+        let file = first.filter(|_| is_null(now.file)).unwrap_or(now.file);
+        Some(Terminal { first, file, ..now })
     }
 
     /// What the process runs.
@@ -69,7 +75,14 @@ impl Terminal {
             copies.find_map(open)
         };
         // (It may be what it was again before the copy is found.)
-        (0..LOOKS_MAX).find_map(|_| open(libc::STDERR_FILENO).or_else(copy))
+        let look = || open(libc::STDERR_FILENO).or_else(copy);
+        look().or_else(|| {
+            let lives = |_: &u32| inject::started(self.pid).is_some();
+            (1..LOOKS_MAX).take_while(lives).find_map(|_| {
+                std::thread::sleep(LOOK_EVERY);
+                look()
+            })
+        })
     }
 
     /// Writes a line. Where nobody reads it is lost: nobody may hold the server up.
@@ -83,6 +96,10 @@ impl Terminal {
             let _ = rustix::io::write(&file, format!("ring3: {line}\n").as_bytes());
         }
     }
+}
+
+fn is_null(file: (u64, u64)) -> bool {
+    std::fs::metadata("/dev/null").is_ok_and(|null| (null.dev(), null.ino()) == file)
 }
 
 /// Device and inode of a process's standard error.
