@@ -5,7 +5,8 @@
 //! a program, and may do what it likes. To itself a thread may send what looks like the kernel's (`SI_KERNEL`).
 
 use ring3_layout::control::{ATTACHMENT_ALONE, Attachment};
-use ring3_layout::thread::ThreadBlock;
+use ring3_layout::sud::FIRST_QUEUED;
+use ring3_layout::thread::{TO_PROCESS, TO_THREAD, ThreadBlock};
 use ring3_uapi::Errno;
 use ring3_uapi::nr;
 
@@ -15,12 +16,6 @@ use crate::raw_identity::pid_namespace_of;
 use crate::raw_sud::SENT_BY_PROGRAM;
 use crate::raw_system::{may_call, syscall};
 
-/// Index in [`ThreadBlock::wanted_signals`]: to the process.
-const TO_PROCESS: usize = 0;
-/// To the thread.
-const TO_THREAD: usize = 1;
-/// The first signal that is queued as often as it is sent (`SIGRTMIN`).
-const FIRST_QUEUED: u32 = 32;
 /// `si_code`
 const SI_KERNEL: u32 = 0x80;
 /// Words of `siginfo_t`.

@@ -86,7 +86,7 @@ pub(crate) fn server() -> Result<Connection, String> {
             return Err(format!(
                 "the server did not start within {} s; see {}",
                 SERVER_WITHIN.as_secs(),
-                log_path()?
+                log_path()?.display()
             ));
         }
         // The lock orders those who start a server at the same time.
@@ -133,9 +133,9 @@ pub(crate) fn become_loader(connection: &Connection, command: &str, options: Loa
     connection.ask(&Request::Load { command, options }, Some(listener.as_fd())).map(drop)
 }
 
-/// The server's log, for messages.
-fn log_path() -> Result<String, String> {
-    Ok(runtime_dir()?.join("server.log").display().to_string())
+/// The server's log.
+fn log_path() -> Result<PathBuf, String> {
+    Ok(runtime_dir()?.join("server.log"))
 }
 
 pub(crate) fn own_path() -> Result<PathBuf, String> {
@@ -149,7 +149,7 @@ pub(crate) fn serve(foreground: bool) -> Result<(), String> {
         return run_server();
     }
     log_filter()?;
-    let log_path = runtime_dir()?.join("server.log");
+    let log_path = log_path()?;
     let log = OpenOptions::new()
         .create(true)
         .append(true)
@@ -189,7 +189,7 @@ fn run_server() -> Result<(), String> {
     let filter = log_filter()?;
     // On a full disk the log has gaps; the server goes on.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).log_internal_errors(false);
-    let path = runtime_dir().ok().map(|directory| directory.join("server.log"));
+    let path = log_path().ok();
     log.with_writer(move || Log(path.clone())).init();
     let _ = rustix::process::setsid();
     let result = ring3_server::daemon::serve(|| {
@@ -214,8 +214,11 @@ impl Log {
         use std::os::unix::fs::MetadataExt;
         let Some(path) = &self.0 else { return Ok(()) };
         let now = rustix::fs::fstat(std::io::stderr())?;
+        if now.st_size as u64 <= bytes_max {
+            return Ok(());
+        }
         let file = path.metadata()?;
-        if now.st_size as u64 <= bytes_max || (now.st_dev, now.st_ino) != (file.dev(), file.ino()) {
+        if (now.st_dev, now.st_ino) != (file.dev(), file.ino()) {
             return Ok(());
         }
         std::fs::rename(path, path.with_extension("log.old"))?;
@@ -248,7 +251,11 @@ pub(crate) fn wait_until_gone() -> Result<(), String> {
     let deadline = Instant::now() + SERVER_WITHIN;
     while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         if Instant::now() > deadline {
-            return Err(format!("the server did not end within {} s; see {}", SERVER_WITHIN.as_secs(), log_path()?));
+            return Err(format!(
+                "the server did not end within {} s; see {}",
+                SERVER_WITHIN.as_secs(),
+                log_path()?.display()
+            ));
         }
         std::thread::sleep(Duration::from_millis(2));
     }

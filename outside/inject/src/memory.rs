@@ -20,7 +20,7 @@ impl Memory {
     /// # Errors
     /// [`Error::NoSuchProcess`], [`Error::NotPermitted`], [`Error::Exited`], [`Error::Io`]
     pub fn open(Pid(pid): Pid) -> Result<Memory, Error> {
-        Ok(Memory { pid, file: open_memory(pid)? })
+        Ok(Memory { pid, file: open_memory(pid, with_memory(pid))? })
     }
 
     /// Reads memory.
@@ -44,8 +44,9 @@ impl Memory {
     }
 }
 
-pub(crate) fn open_memory(pid: u32) -> Result<File, Error> {
-    let path = format!("/proc/{}/mem", with_memory(pid));
+/// By a thread of the process ([`with_memory`]).
+pub(crate) fn open_memory(pid: u32, thread: u32) -> Result<File, Error> {
+    let path = format!("/proc/{thread}/mem");
     File::options().read(true).write(true).open(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
         std::io::ErrorKind::PermissionDenied => not_permitted(pid),

@@ -25,6 +25,8 @@ pub struct ProcessInfo {
     pub uid: u32,
     /// Calls of some of its threads are filtered (seccomp).
     pub seccomp: bool,
+    /// See [`with_memory`].
+    pub(crate) thread: u32,
 }
 
 /// A line of `/proc/PID/maps`.
@@ -78,10 +80,7 @@ pub fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 /// Checks that a process can be a target: it exists, is no kernel thread, is 64-bit, nobody else traces it,
 /// and it has no seccomp filter that our system calls could offend. Its first thread must not have ended.
 pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
-    match with_memory(pid.0) {
-        tid if tid != pid.0 => Err(Error::FirstThreadEnded { pid: pid.0 }),
-        _ => look(pid),
-    }
+    look(pid, false)
 }
 
 /// A thread of a process by which its memory can be reached: the first one, unless that has ended and others run.
@@ -98,21 +97,28 @@ fn is_over(state: Option<char>) -> bool {
     matches!(state, None | Some('Z' | 'X'))
 }
 
-/// As [`inspect`], also of a process whose first thread has ended.
-pub(crate) fn look(pid: Pid) -> Result<ProcessInfo, Error> {
+/// As [`inspect`]; `by_any`: the first thread may have ended if others run.
+pub(crate) fn look(pid: Pid, by_any: bool) -> Result<ProcessInfo, Error> {
     let Pid(pid) = pid;
-    let tid = with_memory(pid);
-    let status = proc_file(pid, &format!("task/{tid}/status")).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
-        _ => Error::io(format!("/proc/{pid}/status"), error),
-    })?;
+    let status_of = |tid: u32| {
+        proc_file(pid, &format!("task/{tid}/status")).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
+            _ => Error::io(format!("/proc/{pid}/status"), error),
+        })
+    };
+    let (mut thread, mut status) = (pid, status_of(pid)?);
+    if status_field(&status, "State").is_some_and(|state| state.starts_with(['Z', 'X'])) {
+        thread = with_memory(pid);
+        match (thread == pid, by_any) {
+            (true, _) => return Err(Error::Exited { pid }),
+            (false, false) => return Err(Error::FirstThreadEnded { pid }),
+            (false, true) => status = status_of(thread)?,
+        }
+    }
     let field = |name: &str| status_field(&status, name).unwrap_or_default();
     let number = |text: &str| text.split_whitespace().next().and_then(|n| n.parse::<u32>().ok());
     if number(field("Tgid")) != Some(pid) {
         return Err(Error::NoSuchProcess { pid });
-    }
-    if field("State").starts_with(['Z', 'X']) {
-        return Err(Error::Exited { pid });
     }
     if status_field(&status, "VmSize").is_none() {
         // No memory: never had any, or is just ending.
@@ -124,8 +130,8 @@ pub(crate) fn look(pid: Pid) -> Result<ProcessInfo, Error> {
     if tracer != 0 && !is_us() && !crate::proxy::is_proxy(tracer) {
         return Err(Error::AlreadyTraced { pid, tracer });
     }
-    check_class(pid, tid)?;
-    check_translator(tid)?;
+    check_class(pid, thread)?;
+    check_translator(pid, thread)?;
     if field("x86_Thread_features").contains("shstk") {
         return Err(Error::Unsupported {
             what: format!("process {pid} uses shadow stacks (CET), where return addresses cannot be replaced"),
@@ -143,6 +149,7 @@ pub(crate) fn look(pid: Pid) -> Result<ProcessInfo, Error> {
         levels: field("NStgid").split_whitespace().count() as u32,
         uid: field("Uid").split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0),
         seccomp,
+        thread,
     })
 }
 
@@ -223,11 +230,11 @@ fn is_kernel_thread(pid: u32) -> bool {
 
 /// Valgrind's tools run a program's code in translation, after having looked whether it is mapped: as far as they know.
 /// Whatever else is mapped and jumped to ends the program.
-fn check_translator(tid: u32) -> Result<(), Error> {
+fn check_translator(pid: u32, tid: u32) -> Result<(), Error> {
     let Ok(program) = std::fs::read_link(format!("/proc/{tid}/exe")) else { return Ok(()) };
     let in_directory = program.parent().is_some_and(|directory| directory.ends_with("valgrind"));
     if in_directory && program.to_string_lossy().ends_with("-amd64-linux") {
-        let what = format!("process {tid} runs under valgrind, which refuses code that it has not seen being mapped");
+        let what = format!("process {pid} runs under valgrind, which refuses code that it has not seen being mapped");
         return Err(Error::Unsupported { what });
     }
     Ok(())

@@ -370,7 +370,7 @@ impl Stopped {
     fn at_new_program(mut self) -> Result<Stopped, Error> {
         self.since = Instant::now();
         let pid = self.pid;
-        self.memory = open_memory(pid)?;
+        self.memory = open_memory(pid, pid)?;
         self.mappings = OnceCell::new();
         self.handled.set(None);
         self.interrupt_again(pid)?;
@@ -386,14 +386,15 @@ impl Stopped {
     fn unattached(pid: u32) -> Result<Stopped, Error> {
         rescue_frame::prepare();
         let mut options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
-        if crate::process::look(Pid(pid))?.seccomp {
+        let info = crate::process::look(Pid(pid), true)?;
+        if info.seccomp {
             options |= libc::PTRACE_O_SUSPEND_SECCOMP;
         }
         Ok(Stopped {
             pid,
             threads: vec![],
             statuses: Statuses::of(pid),
-            memory: open_memory(pid)?,
+            memory: open_memory(pid, info.thread)?,
             mappings: OnceCell::new(),
             known: RefCell::default(),
             contexts: RefCell::default(),

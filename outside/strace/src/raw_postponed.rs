@@ -7,24 +7,24 @@
 //!   tracer sends all that was put off: the call meets them as signals that were sent meanwhile. (A call that makes a process or a thread
 //!   is made first: the kernel would begin it again for each signal that waits, and if signals come often it would never be made.)
 //!
-//! All that a tracee keeps of this is in its own memory: if its tracer dies, the agent sends what was put off.
+//! If the tracer dies, the agent sends what was put off, without what was known of it. Only a signal that waits for the end of a call which
+//! makes a process or a thread is lost then: the tracer alone has it.
 
 use std::mem::offset_of;
 
 use libc::{c_int, pid_t};
 use ring3_layout::control::{ATTACHMENT_BEGINS, ATTACHMENT_SIGNALS, Attachment};
 use ring3_layout::region::{STATE_BYTES, STATE_OFFSET};
+use ring3_layout::sud::{FIRST_QUEUED, SIGNALS};
 use ring3_layout::syscall::{CALLS_MAX, CLONE_SYSCALLS, Call, SYSCALL_BYTES};
-use ring3_layout::thread::{STATE_HEADER_BYTES, StateHeader, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
+use ring3_layout::thread::{
+    STATE_HEADER_BYTES, StateHeader, THREAD_BLOCK_BYTES, THREADS_MAX, TO_THREAD, ThreadBlock,
+};
 
 use crate::raw_calls::{peek, poke, registers, set_signal_info, signal_info};
 use crate::raw_steps::Places;
 use crate::shim::RAISED;
 
-/// The first signal of which more than one can wait (`SIGRTMIN` of the kernel).
-const FIRST_QUEUED: c_int = 32;
-/// Index in [`ThreadBlock::wanted_signals`]: to the thread.
-const TO_THREAD: usize = 1;
 /// Stack below a call that ring3's code takes at most, its programs apart.
 const FRAMES_BYTES_MAX: u64 = 3072;
 /// What the kernel has in `rax` where it stops a thread that begins a system call: `-ENOSYS`.
@@ -107,7 +107,7 @@ impl Block {
     /// Has the agent send a signal once more, or once less.
     fn want(self, signal: c_int, more: bool) {
         let count = offset_of!(ThreadBlock, wanted_signals)
-            + TO_THREAD * size_of::<[u16; ring3_layout::sud::SIGNALS]>()
+            + TO_THREAD * size_of::<[u16; SIGNALS]>()
             + (signal as usize - 1) * size_of::<u16>();
         // (It has taken note of a signal before it sends that.)
         if self.change(count, u64::from(u16::MAX), more) {
@@ -188,7 +188,7 @@ impl Postponed {
         const SI_TKILL: c_int = -6;
         let is_again = matches!(info.si_code, SI_KERNEL | SI_TKILL);
         // (A thread may raise one of its own while another one waits.)
-        let is_one = info.si_signo < FIRST_QUEUED && !RAISED.contains(&info.si_signo);
+        let is_one = (info.si_signo as u32) < FIRST_QUEUED && !RAISED.contains(&info.si_signo);
         let is_it = |signal: &Signal| signal.info.si_signo == info.si_signo && (is_one || is_again);
         let index = self.0.iter().position(is_it)?;
         let signal = self.0.remove(index);

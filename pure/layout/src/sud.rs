@@ -31,6 +31,8 @@ pub const SIGSYS_BIT: u64 = 1 << 30;
 pub const SIGTRAP_BIT: u64 = 1 << 4;
 /// Signals.
 pub const SIGNALS: usize = 64;
+/// The first signal that is queued as often as it is sent (the kernel's `SIGRTMIN`).
+pub const FIRST_QUEUED: u32 = 32;
 /// SIGSEGV and SIGBUS in a mask.
 pub const FAULT_BITS: u64 = 1 << 10 | 1 << 6;
 /// Signals whose handler is the agent's while it needs them: SIGSYS for the SUD fallback, SIGTRAP for sites of one byte

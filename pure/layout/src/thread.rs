@@ -44,6 +44,10 @@ pub const SHADOW_CHUNK_BYTES: u64 = SHADOW_CHUNK_TAGS_OFFSET + SHADOW_CHUNK_FRAM
 pub const SHADOW_CHUNK_TAGS_OFFSET: u64 = SHADOW_CHUNK_FRAMES as u64 * size_of::<ShadowFrame>() as u64;
 /// Unwinders of one thread, each begun while the one before was interrupted, that are told apart.
 pub const UNWINDERS_MAX: usize = 8;
+/// Index in [`ThreadBlock::wanted_signals`]: to the process.
+pub const TO_PROCESS: usize = 0;
+/// To the thread.
+pub const TO_THREAD: usize = 1;
 /// In [`ThreadBlock::shadow_change`]: a frame is being appended, or all frames are being read. Frames that a signal handler
 /// appends meanwhile must be gone when it returns, and it must not move any.
 pub const CHANGE_PUSH: u32 = 1;

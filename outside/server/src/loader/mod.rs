@@ -279,12 +279,15 @@ impl Caller<'_> {
     }
 
     /// Tools ask whether they run as root before they try what only root may do on the kernel, and here any user may. So an ordinary
-    /// user's tool is told that it does: the process with which the session began, or a tool that this one has started, as `timeout` does, and no
-    /// other. Shells are not: they take it for a set-uid program's and drop rights.
+    /// user's tool is told that it does: the process with which the session began, or a tool that this one has started, as `timeout` does,
+    /// and no other. Shells are not: they take it for a set-uid program's and drop rights.
     fn effective_user(&self) -> Reply {
+        if rustix::process::geteuid().is_root() {
+            return Ok(Outcome::Continue);
+        }
         let pid = raw_seccomp::leader(self.call.tid);
         let is_tool = pid == self.session.pid && !is_shell(pid) || is_known_tool(pid);
-        if is_tool && !rustix::process::geteuid().is_root() { Ok(Outcome::Value(0)) } else { Ok(Outcome::Continue) }
+        if is_tool { Ok(Outcome::Value(0)) } else { Ok(Outcome::Continue) }
     }
 
     fn subsystem(&self) -> &Arc<Subsystem> {

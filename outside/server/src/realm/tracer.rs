@@ -19,8 +19,8 @@ use super::applying::{Removed, Series};
 use super::files::{ANALYSIS_AT_ONCE, FileKey};
 use super::leaving::{Orphans, leftovers};
 use super::life::{
-    Announcer, Asked, Candidate, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, RecentEnds, Takes,
-    WaitingInCall, Work, YoungForks,
+    Announcer, Asked, Candidate, EXEC_WITHIN, Execution, ExecutionOutcome, InCall, InheritedState, RecentEnds, Takes,
+    Turns, Work, YoungForks,
 };
 use super::memory::{EventFd, Garbage, Pending, TextRange, Untended, free_cpu_slots};
 use super::process::{RetryDelay, Sharers};
@@ -164,7 +164,7 @@ impl Tracer {
                 executions: BTreeMap::new(),
                 executions_begun: 0,
                 ends: RecentEnds::default(),
-                waiting_in_call: WaitingInCall::default(),
+                waiting_in_call: Turns::default(),
                 rung: false,
                 requests_wait: false,
                 deferred: vec![],
@@ -259,7 +259,7 @@ pub(super) struct Actor {
     pub(super) executions_begun: u64,
     pub(super) ends: RecentEnds,
     /// Threads in their `execve` for which there is no room among these.
-    pub(super) waiting_in_call: WaitingInCall,
+    pub(super) waiting_in_call: Turns<InCall>,
     /// Agents may have asked for something.
     pub(super) rung: bool,
     /// Requests wait for their time.

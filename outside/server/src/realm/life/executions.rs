@@ -3,7 +3,7 @@
 //! That thread is the tracer of the one that announced. At the first instruction of the new program it asks the acting thread
 //! what to do there ([`Command::AtNewProgram`]), and does it while that waits.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
+use super::turns::OfUser;
 use super::{Asked, privileges};
 use crate::realm::files::{self, ANALYSIS_AT_ONCE};
 use crate::realm::meant::{holds, is_of_family};
@@ -72,33 +73,17 @@ pub(in crate::realm) fn is_held(executions: &BTreeMap<u32, Execution>, pid: u32)
     executions.contains_key(&pid) || process::is_held(pid)
 }
 
-/// Threads in their `execve` for which there was no room yet.
-#[derive(Default)]
-pub(in crate::realm) struct WaitingInCall {
-    queue: VecDeque<InCall>,
-    /// Users of whom one has had its turn; the others' come first.
-    served: BTreeSet<u32>,
-}
-
-struct InCall {
+/// A thread in its `execve` for which there was no room yet.
+pub(in crate::realm) struct InCall {
     pid: u32,
     tid: u32,
     user: u32,
     ready: Ready,
 }
 
-impl WaitingInCall {
-    /// The next one of a user who has room: of each user one in turn, so that one user's many programs do not keep those of another one
-    /// waiting.
-    fn next(&mut self, has_room: impl Fn(u32) -> bool) -> Option<InCall> {
-        let may = |one: &InCall| has_room(one.user);
-        let at = self.queue.iter().position(|one| may(one) && !self.served.contains(&one.user)).or_else(|| {
-            self.served.clear();
-            self.queue.iter().position(may)
-        })?;
-        let next = self.queue.remove(at)?;
-        self.served.insert(next.user);
-        Some(next)
+impl OfUser for InCall {
+    fn user(&self) -> u32 {
+        self.user
     }
 }
 
@@ -201,7 +186,7 @@ impl Actor {
         }
         let user = process::user_of(pid);
         if !self.has_room_for(user) {
-            return self.waiting_in_call.queue.push_back(InCall { pid, tid, user, ready });
+            return self.waiting_in_call.push(InCall { pid, tid, user, ready });
         }
         let kept = InheritedState {
             explicit: false,
@@ -222,11 +207,11 @@ impl Actor {
     /// Executions for which there was no room are followed when there is.
     pub(in crate::realm) fn follow_those_who_wait(&mut self) {
         let mut waiting = std::mem::take(&mut self.waiting_in_call);
-        while let Some(InCall { pid, tid, ready, .. }) = waiting.next(|user| self.has_room_for(user)) {
+        while let Some(InCall { pid, tid, ready, .. }) = waiting.next(|one| self.has_room_for(one.user)) {
             self.follow_in_call(pid, tid, ready);
         }
         // (Who has become another user's meanwhile may wait again.)
-        waiting.queue.append(&mut self.waiting_in_call.queue);
+        waiting.append(&mut self.waiting_in_call);
         self.waiting_in_call = waiting;
     }
 
@@ -420,22 +405,5 @@ impl Thread {
                 Err(_) => return,
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_users_many_executions_do_not_keep_another_one_waiting() {
-        let one = |pid: u32, user: u32| InCall { pid, tid: pid, user, ready: Box::new(|| ()) };
-        let mut waiting = WaitingInCall::default();
-        waiting.queue.extend((1..=5).map(|pid| one(pid, 1000)).chain([one(6, 0), one(7, 0)]));
-        let order: Vec<u32> = std::iter::from_fn(|| waiting.next(|_| true)).map(|next| next.pid).collect();
-        assert_eq!(order, [1, 6, 2, 7, 3, 4, 5]);
-        waiting.queue.extend([one(1, 1000), one(2, 0)]);
-        let order: Vec<u32> = std::iter::from_fn(|| waiting.next(|user| user != 1000)).map(|next| next.pid).collect();
-        assert_eq!(order, [2]);
     }
 }

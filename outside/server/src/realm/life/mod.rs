@@ -12,12 +12,14 @@ mod forks;
 mod privileges;
 mod raw_executions;
 mod takes;
+mod turns;
 
 pub(super) use ends::{Life, RecentEnds};
 pub(super) use executions::{
-    Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, WaitingInCall, Work, is_held,
+    Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InCall, InheritedState, Work, is_held,
 };
 pub use finder::Watch;
 pub(super) use finder::{Finder, Wanted};
 pub(super) use forks::{WitnessFile, YoungForks};
 pub(super) use takes::{Asked, Candidate, Takes};
+pub(super) use turns::Turns;

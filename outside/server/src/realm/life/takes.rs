@@ -1,7 +1,7 @@
 //! Processes that become targets because a link wants them, though nobody named them: a uprobe is on a file, and so in every process
 //! that maps it. They stay targets as long as such a link is there.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, LazyLock};
@@ -12,6 +12,7 @@ use ring3_uapi::Errno;
 
 use super::executions::InheritedState;
 use super::finder::Wanted;
+use super::turns::{OfUser, Turns};
 use crate::realm::calls::are_of_strace;
 use crate::realm::files::FileId;
 use crate::realm::meant::{check_reach, holds, is_of_family};
@@ -97,6 +98,12 @@ pub(in crate::realm) struct Candidate {
     awaited: Option<(Instant, Arc<Answer>)>,
 }
 
+impl OfUser for Candidate {
+    fn user(&self) -> u32 {
+        self.user
+    }
+}
+
 impl Candidate {
     fn new(pid: u32, awaited: Option<(Instant, Arc<Answer>)>) -> Candidate {
         Candidate { pid, user: process::user_of(pid), since: Instant::now(), awaited }
@@ -126,9 +133,7 @@ struct Untaken {
 /// Processes that are to become targets, and those that could not.
 #[derive(Debug, Default)]
 pub(in crate::realm) struct Takes {
-    queue: VecDeque<Candidate>,
-    /// Users of whom one has had its turn; the others' come first.
-    served: BTreeSet<u32>,
+    queue: Turns<Candidate>,
     untaken: BTreeMap<u32, Untaken>,
     /// What has not been said yet of those, for whom.
     unsaid: BTreeMap<Terminal, Vec<String>>,
@@ -156,25 +161,13 @@ impl Takes {
     pub(in crate::realm) fn add(&mut self, pids: BTreeSet<u32>) {
         let known: BTreeSet<u32> = self.queue.iter().map(|candidate| candidate.pid).collect();
         let new = pids.into_iter().filter(|pid| !known.contains(pid));
-        self.queue.extend(new.map(|pid| Candidate::new(pid, None)));
-    }
-
-    /// The next one: of each user one in turn, so that one user's many processes do not keep those of another one waiting.
-    fn next(&mut self) -> Option<Candidate> {
-        let is_due = |candidate: &Candidate| !self.served.contains(&candidate.user);
-        let at = self.queue.iter().position(is_due);
-        if at.is_none() {
-            self.served.clear();
-        }
-        let candidate = self.queue.remove(at.unwrap_or(0))?;
-        self.served.insert(candidate.user);
-        Some(candidate)
+        new.for_each(|pid| self.queue.push(Candidate::new(pid, None)));
     }
 
     /// Processes that whoever makes a link waits for.
     fn add_awaited(&mut self, pids: BTreeSet<u32>, answer: Answer) {
         let (until, answer) = (Instant::now() + TAKEN_WITHIN, Arc::new(answer));
-        self.queue.extend(pids.into_iter().map(|pid| Candidate::new(pid, Some((until, answer.clone())))));
+        pids.into_iter().for_each(|pid| self.queue.push(Candidate::new(pid, Some((until, answer.clone())))));
     }
 
     fn forget_ended(&mut self) {
@@ -194,7 +187,7 @@ impl Actor {
     pub(in crate::realm) fn take_candidates(&mut self) {
         let until = Instant::now() + TAKE_AT_ONCE;
         while Instant::now() < until {
-            let Some(candidate) = self.takes.next() else { break };
+            let Some(candidate) = self.takes.queue.next(|_| true) else { break };
             if candidate.has_ended_unseen() {
                 self.note_ended_unseen(candidate.pid);
                 continue;
@@ -589,20 +582,5 @@ impl Asked {
             Asked::Name | Asked::BeforeProgram => Following::All,
             Asked::Links => Following::Wanted,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Candidate, Takes};
-    use std::time::Instant;
-
-    #[test]
-    fn each_user_has_a_turn_whoever_came_first() {
-        let mut takes = Takes::default();
-        let candidate = |(pid, user)| Candidate { pid, user, since: Instant::now(), awaited: None };
-        takes.queue.extend([(1, 7), (2, 7), (3, 7), (4, 8), (5, 7), (6, 9), (7, 8)].map(candidate));
-        let order: Vec<u32> = std::iter::from_fn(|| takes.next()).map(|candidate| candidate.pid).collect();
-        assert_eq!(order, [1, 4, 6, 2, 7, 3, 5]);
     }
 }
